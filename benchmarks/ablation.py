@@ -39,7 +39,11 @@ from transformer_nfn.prediction.data import (
 )
 from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.metrics import kendall_tau, standard_error
-from transformer_nfn.prediction.predictors import NEURAL, whole_network_sizes
+from transformer_nfn.prediction.predictors import (
+    LEARNED_PROBES,
+    NEURAL,
+    whole_network_sizes,
+)
 from transformer_nfn.prediction.runs import RunRecord, predictions_on_test, read_predictions
 from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.zoo import Zoo
@@ -58,7 +62,7 @@ class AblatedNetwork(WholeNetwork):
     Args:
         parts: any of ``probes``, ``invariants`` and ``hidden`` (responses to the probes behind each
             block, as in `HiddenProbe`).
-        search, order: see `WholeNetwork`.
+        search, learn_probes, order: see `WholeNetwork`.
         bounded: whether probes of images are bounded.
         sizes: arguments of `WholeNetwork`.
     """
@@ -68,6 +72,7 @@ class AblatedNetwork(WholeNetwork):
         *arguments: Any,
         parts: Sequence[str] = ("probes", "invariants"),
         search: bool = True,
+        learn_probes: bool = False,
         order: float = 0.3,
         bounded: bool = True,
         **sizes: Any,
@@ -75,7 +80,7 @@ class AblatedNetwork(WholeNetwork):
         if "probes" not in parts:
             sizes["probes"] = 0
         super().__init__(*arguments, **sizes)
-        self.search, self.order = search, order
+        self.search, self.learn_probes, self.order = search, learn_probes, order
         self.parts = parts
         if self.probes is not None and not bounded:
             self.probes.bounded = False
@@ -154,6 +159,7 @@ ROWS: Mapping[str, Row] = {
     "probes-64": Row("64 probes", {"probes": 64, "hidden": 64}),
     "probes-256": Row("256 probes", {"probes": 256, "hidden": 32}),
     "head-64": Row("64 neurons in the head on outputs", {"hidden": 64}),
+    "learned": Row("probes learn with the heads", LEARNED_PROBES | {"learn_probes": True}),
     "head-256": Row("256 neurons in the head on outputs", {"hidden": 256}),
 }
 HEADER = (

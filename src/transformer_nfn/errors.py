@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-E = TypeVar("E", bound="TransformerNFNError")
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class TransformerNFNError(ValueError):
@@ -48,9 +47,15 @@ class AssetError(TransformerNFNError):
     """A name that stands for nothing, or an asset that is missing, damaged or out of reach."""
 
 
-def missing_extra(kind: type[E], package: str, extra: str, purpose: str) -> E:
-    """The error for a package that was not installed, naming the extra that brings it."""
-    return kind(
-        f"{purpose} needs '{package}', which is not installed: "
-        f"pip install 'transformer-nfn[{extra}]'"
-    )
+@contextmanager
+def needs_extra(
+    kind: type[TransformerNFNError], package: str, extra: str, purpose: str
+) -> Iterator[None]:
+    """Around imports of a package that may not be installed: the error names its extra."""
+    try:
+        yield
+    except ImportError as error:
+        raise kind(
+            f"{purpose} needs '{package}', which is not installed: "
+            f"pip install 'transformer-nfn[{extra}]'"
+        ) from error

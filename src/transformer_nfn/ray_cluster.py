@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from transformer_nfn.errors import TransformerNFNError, missing_extra
+from transformer_nfn.errors import TransformerNFNError, needs_extra
 
 
 def import_ray(kind: type[TransformerNFNError]) -> Any:
     """The package ``ray``, or an error of this kind that names the extra to install."""
-    try:
+    with needs_extra(kind, "ray", "ray", "--engine ray"):
         import ray
-    except ImportError as error:
-        raise missing_extra(kind, "ray", "ray", "--engine ray") from error
     return ray
 
 

@@ -29,7 +29,6 @@ CASES: dict[str, Any] = {
     "xgboost": XGBoostPredictor,
     "lightgbm": partial(LightGBMPredictor, rounds=60),
     "forest": partial(RandomForestPredictor, rounds=60),
-    "sklearn": partial(RandomForestPredictor, "sklearn", rounds=30),
     "invariant_boosting": partial(InvariantBoosting, rounds=100),
     "invariant_mlp": partial(InvariantMLP, epochs=40),
     "statistics_linear": StatisticsLinear,
@@ -157,8 +156,6 @@ def test_bad_training_data_is_refused(tmp_path: Path) -> None:
         LightGBMPredictor().fit(network, accuracy, validation=(part, accuracy))
     with pytest.raises(TransformerNFNError, match="has to be fitted before it is saved"):
         XGBoostPredictor().save(tmp_path)
-    with pytest.raises(TransformerNFNError, match="one of lightgbm, sklearn, found 'R'"):
-        RandomForestPredictor("R")
 
 
 def test_other_blocks_need_their_space() -> None:
@@ -170,13 +167,8 @@ def test_other_blocks_need_their_space() -> None:
     InvariantMLP(space, epochs=2).fit(network, accuracy).predict(network)
 
 
-@pytest.mark.parametrize(
-    ("library", "name"),
-    [("xgboost", "xgboost"), ("lightgbm", "lightgbm"), ("sklearn.ensemble", "sklearn")],
-)
-def test_a_missing_library_names_the_extra(
-    library: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, library, None)
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
+def test_a_missing_library_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(TransformerNFNError, match=r"pip install 'transformer-nfn\[baselines\]'"):
         CASES[name]().fit(*networks(60, 0))

@@ -13,7 +13,7 @@ import safetensors.numpy
 import torch
 
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.models import LightGBMPredictor, RandomForestPredictor, XGBoostPredictor
+from transformer_nfn.models import LightGBMPredictor, XGBoostPredictor
 
 WIDTH = 6
 ROWS = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -75,15 +75,6 @@ def test_xgboost_trees_predict_what_xgboost_predicts(
         theirs = boosters[0].inplace_predict(rows.numpy())
         assert np.ptp(theirs) > 0.1
         np.testing.assert_allclose(ours.predict({"classifier": rows}), theirs, atol=1e-6)
-
-
-def test_forest_trees_predict_what_scikit_learn_predicts() -> None:
-    ensemble = pytest.importorskip("sklearn.ensemble")
-    params = {"max_depth": None, "min_samples_leaf": 1, "max_leaf_nodes": None}
-    ours = RandomForestPredictor("sklearn", rounds=12, params=params).fit(NETWORKS, ACCURACY)
-    theirs = ensemble.RandomForestRegressor(12, random_state=0, max_features="sqrt")
-    expected = theirs.fit(ROWS.numpy(), ACCURACY.double().numpy()).predict(FRESH.numpy())
-    np.testing.assert_allclose(ours.predict({"classifier": FRESH}), expected, atol=1e-7)
 
 
 @pytest.mark.parametrize(

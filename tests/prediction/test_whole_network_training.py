@@ -7,17 +7,19 @@ import pytest
 import torch
 from made_networks import (
     SMALL,
+    check_killed_and_resumed,
     experiment,
     made,
     parts,
 )
 
 from transformer_nfn.models import WholeNetwork, map_network
+from transformer_nfn.prediction import predictors
 from transformer_nfn.prediction.experiment import train_run
 from transformer_nfn.prediction.predictors import Predictor, module_builder
 from transformer_nfn.prediction.probe_search import find_probes
 from transformer_nfn.prediction.strategies import Protocol, TrainingStrategy, WholeNetworkStrategy
-from transformer_nfn.prediction.training import train_seeds
+from transformer_nfn.prediction.training import SeedTrainer, train_seeds
 from transformer_nfn.zoo import NetworkSizes
 
 SHORT = Protocol.of("whole_network", epochs=4, batch=16)
@@ -66,6 +68,27 @@ def test_the_same_seed_finds_the_same_probes():
         find_probes(module, [parts().train], 3, steps=5)
         found.append(module.probes().detach())
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_probes_learn_with_the_heads_if_there_are_many_networks(monkeypatch, many):
+    data = parts()
+    if many:
+        monkeypatch.setattr(predictors, "MANY_NETWORKS", len(data.train))
+    trainer = SeedTrainer(builder(data), data, SHORT, [0], together=False)
+    list(trainer.start())
+    module = trainer.modules[0]
+    found, head = module.probes().detach(), module.output_head[0].weight.detach().clone()
+    trainer.train_epoch()
+    assert torch.equal(module.probes(), found) is not many
+    assert not torch.equal(module.output_head[0].weight, head)
+    assert ("outputs" in trainer.inputs[0].train[0]) is not many
+
+
+def test_a_killed_training_of_probes_ends_with_the_same_weights(monkeypatch, tmp_path):
+    data = parts()
+    monkeypatch.setattr(predictors, "MANY_NETWORKS", len(data.train))
+    check_killed_and_resumed(builder(data), data, SHORT, tmp_path, epoch=3)
 
 
 @pytest.mark.parametrize("options", [{"probes": 0}, {}])

@@ -112,8 +112,3 @@ def _align_checkpoints(A: Model, B: Model, out: Path, rounds: int | None, untie:
         return align(
             A, B, out, untie=untie, progress=lambda name: bar.update(task, block=name), **limit
         )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    app.command("align")(align_command)

@@ -2,37 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import typer
 
 from transformer_nfn import __version__
-from transformer_nfn.cli import (
-    align,
-    compare,
-    demo,
-    diff,
-    disguise,
-    fingerprint,
-    inspect,
-    listings,
-    reproduce,
-    spaces,
-    train,
-)
+from transformer_nfn.cli.align import align_command
+from transformer_nfn.cli.compare import compare_command
 from transformer_nfn.cli.console import HelpTyper, RootCommand
+from transformer_nfn.cli.demo import demo_command
+from transformer_nfn.cli.diff import diff_command
+from transformer_nfn.cli.disguise import disguise_command
+from transformer_nfn.cli.fingerprint import fingerprint_command
+from transformer_nfn.cli.inspect import inspect_command
+from transformer_nfn.cli.listings import architectures_command, assets_command
 from transformer_nfn.cli.report import report_command
+from transformer_nfn.cli.reproduce import reproduce_command
+from transformer_nfn.cli.spaces import (
+    canonical_command,
+    disguises_command,
+    sample_command,
+    space_command,
+)
+from transformer_nfn.cli.train import evaluate_command, predict_command, train_command
 from transformer_nfn.cli.zoo import zoo_app
 
-PANELS = {
-    "Checkpoints": (
-        "compare", "diff", "disguise", "fingerprint", "align", "inspect", "architectures",
-    ),
-    "Prediction": ("predict", "evaluate", "train", "assets"),
-    "Zoos": ("zoo",),
-    "The paper": ("demo", "reproduce", "report"),
-    "Weight spaces": ("space", "sample", "canonical", "disguises"),
-}  # fmt: skip
+PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
+    "Checkpoints": {
+        "compare": compare_command,
+        "diff": diff_command,
+        "disguise": disguise_command,
+        "fingerprint": fingerprint_command,
+        "align": align_command,
+        "inspect": inspect_command,
+        "architectures": architectures_command,
+    },
+    "Prediction": {
+        "predict": predict_command,
+        "evaluate": evaluate_command,
+        "train": train_command,
+        "assets": assets_command,
+    },
+    "Zoos": {"zoo": zoo_app},
+    "The paper": {
+        "demo": demo_command,
+        "reproduce": reproduce_command,
+        "report": report_command,
+    },
+    "Weight spaces": {
+        "space": space_command,
+        "sample": sample_command,
+        "canonical": canonical_command,
+        "disguises": disguises_command,
+    },
+}
 """Panels of `tnfn --help`, and the commands in each."""
 
 
@@ -41,9 +65,6 @@ class Root(RootCommand):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all commands, in the order of `PANELS`."""
-        for panel, names in PANELS.items():
-            for name in names:
-                self.commands[name].rich_help_panel = panel  # type: ignore[attr-defined]
         return [name for names in PANELS.values() for name in names]
 
 
@@ -55,19 +76,12 @@ app = HelpTyper(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-demo.register(app)
-spaces.register(app)
-disguise.register(app)
-compare.register(app)
-diff.register(app)
-fingerprint.register(app)
-inspect.register(app)
-align.register(app)
-app.add_typer(zoo_app, name="zoo")
-train.register(app)
-reproduce.register(app)
-app.command("report")(report_command)
-listings.register(app)
+for panel, commands in PANELS.items():
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, rich_help_panel=panel)(command)
 
 
 def _version(value: bool) -> None:

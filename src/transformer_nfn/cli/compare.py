@@ -142,12 +142,7 @@ def compare_command(
     networks = [resolve_network(name) for name in (first, second)]
     if space is None and part is None:
         _compare_checkpoints(networks, options, prove, figure, json_output)
-    refuse_options(options, first)
-    if figure is not None:
-        raise TransformerNFNError(
-            f"--figure is for checkpoints of transformers, and '{first}' is read as a network of a "
-            "weight space"
-        )
+    refuse_options(first, options, figure=figure)
     _compare_networks(networks, space, part, group, json_output)
 
 
@@ -344,8 +339,3 @@ def _show_pairs(result: AllPairs) -> None:
         typer.echo(f"not comparable, for one: {incomparable[0].reason}")
     for name, reason in result.not_read.items():
         typer.echo(f"not read: {name} ({reason})")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the root."""
-    app.command("compare")(compare_command)

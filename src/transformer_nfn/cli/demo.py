@@ -252,8 +252,3 @@ def _epochs(model: str, size: Size) -> int:
     from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS
 
     return size.probe_epochs if model in ALL_CHECKPOINTS else size.epochs
-
-
-def register(app: typer.Typer) -> None:
-    """Adds this command to the root."""
-    app.command("demo")(demo_command)

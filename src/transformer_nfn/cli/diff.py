@@ -88,8 +88,3 @@ def _open(name: str, options: OpenOptions) -> Model:
             f"'{name}' is a network of a weight space: expected a checkpoint of a transformer"
         )
     return model
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    app.command("diff")(diff_command)

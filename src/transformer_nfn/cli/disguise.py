@@ -24,7 +24,6 @@ from transformer_nfn.cli.options import (
     open_options,
     refuse_options,
 )
-from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
     import torch
@@ -92,12 +91,7 @@ def disguise_command(
         if options:
             typer.echo(f"open it with the same options: {options}")
         return
-    refuse_options(options, file)
-    if keep_tie:
-        raise TransformerNFNError(
-            f"--keep-tie is for checkpoints of transformers, and '{file}' is read as a network of "
-            "a weight space"
-        )
+    refuse_options(file, options, keep_tie=keep_tie)
     weight_space, weights = named_network(network, space, part)
     element = weight_space.group.random(generator, max_condition=max_condition, condition=condition)
     save_network(out, weight_space, element.act(weights))
@@ -131,8 +125,3 @@ def _checkpoint(
     if model.description.tied and not done.description.tied:
         typer.echo("the output matrix was the token embedding and is its own now (--keep-tie)")
     typer.echo(f"wrote {out}: the function of {file} with other weights")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the root."""
-    app.command("disguise")(disguise_command)

@@ -94,13 +94,7 @@ def fingerprint_command(
     options = open_options(architecture, family, settings)
     entries = None if space is not None or part is not None else _take(files, options)
     if entries is None:
-        refuse_options(options, files[0])
-        for option, value in (("--out", out), ("--add", add), ("--search", database)):
-            if value is not None:
-                raise TransformerNFNError(
-                    f"{option} is for checkpoints of transformers, and '{files[0]}' is read as a "
-                    "network of a weight space"
-                )
+        refuse_options(files[0], options, out=out, add=add, search=database)
         _networks(files, space, part, 64 if size is None else size, json_output)
         return
     if size is not None:
@@ -280,8 +274,3 @@ def _networks(
         start = " ".join(f"{x:+.3f}" for x in row[:3].tolist()) + " …"
         table.add_row(file, start, f"{distance:.1e}")
     table_console().print(table)
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the root."""
-    app.command("fingerprint")(fingerprint_command)

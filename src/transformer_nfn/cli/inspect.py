@@ -75,7 +75,7 @@ def inspect_command(
         with model:
             report = _inspect(model)
     else:
-        refuse_options(options, file)
+        refuse_options(file, options)
         network.check_no_nan()
         report = inspect_network(file, *named_network(network, space, part))
     if figure is not None:
@@ -216,8 +216,3 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return " + ".join(f"{n} {name}" if len(value) > 1 else f"{n}" for name, n in value.items())
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the root."""
-    app.command("inspect")(inspect_command)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -87,9 +86,3 @@ def assets_command(
     for a in assets:
         table.add_row(a.name, a.kind, f"{a.size / 2**20:.1f}", whereabouts(a), a.description)
     table_console().print(table)
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the root."""
-    app.command("architectures")(architectures_command)
-    app.command("assets")(assets_command)

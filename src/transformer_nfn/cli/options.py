@@ -153,12 +153,20 @@ def _setting(name: str, text: str) -> Any:
     return value
 
 
-def refuse_options(options: OpenOptions, file: str) -> None:
-    """Reject options for checkpoints where a network of a weight space is read."""
-    if options:
+def refuse_options(file: str, options: OpenOptions, **others: object) -> None:
+    """Reject options for checkpoints where a network of a weight space is read.
+
+    Args:
+        file: the network.
+        options: how checkpoints are opened.
+        others: values of other options for checkpoints, by name; None or False was not given.
+    """
+    given = [str(options)] if options else []
+    given += [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
+    if given:
         raise TransformerNFNError(
-            f"{options} is for checkpoints of transformers, and '{file}' is read as a network of a "
-            "weight space"
+            f"{given[0]} is for checkpoints of transformers, and '{file}' is read as a network of "
+            "a weight space"
         )
 
 

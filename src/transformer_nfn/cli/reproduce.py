@@ -174,8 +174,3 @@ def _figures(zoo: Path, out: Path) -> None:
 
     for path in write_figures(zoo, out):
         typer.echo(f"wrote {path}")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds this command to the root."""
-    app.command("reproduce")(reproduce_command)

@@ -204,14 +204,3 @@ def _disguises(
         ("group element, noise 1e-6", "paper", lambda U: g.act(noise(U))),
         ("one neuron's output replaced", "paper", lambda U: g.act(dead_neuron(U))),
     ]
-
-
-def register(app: typer.Typer) -> None:
-    """Adds these commands to the root."""
-    for name, command in (
-        ("space", space_command),
-        ("sample", sample_command),
-        ("canonical", canonical_command),
-        ("disguises", disguises_command),
-    ):
-        app.command(name)(command)

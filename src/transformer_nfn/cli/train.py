@@ -383,10 +383,3 @@ def predict_command(
             "may pass for a good one without a warning (train --damaged keeps a guard)",
             err=True,
         )
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the root."""
-    app.command("train")(train_command)
-    app.command("evaluate")(evaluate_command)
-    app.command("predict")(predict_command)

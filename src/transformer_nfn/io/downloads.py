@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.errors import DownloadError, missing_extra
+from transformer_nfn.errors import DownloadError, needs_extra
 
 ATTEMPTS = 4
 CACHE_VARIABLE = "TNFN_CACHE"
@@ -85,10 +85,8 @@ def download(url: str, path: Path, checksum: str) -> Path:
         checksum: what it must hash to, as ``md5:…`` or ``sha256:…``; a file that is there and
             hashes to something else is fetched again.
     """
-    try:
+    with needs_extra(DownloadError, "pooch", "zoo", f"fetching {url}"):
         import pooch
-    except ImportError as error:
-        raise missing_extra(DownloadError, "pooch", "zoo", f"fetching {url}") from error
     pooch.get_logger().setLevel("WARNING")  # the bar says what is fetched
     try:
         pooch.retrieve(
@@ -158,10 +156,8 @@ def _continue(url: str, part: Path, report: Any) -> None:
 
 def get_text(url: str) -> str:
     """Fetch the text at an address, without caching it."""
-    try:
+    with needs_extra(DownloadError, "requests", "zoo", f"fetching {url}"):
         import requests
-    except ImportError as error:
-        raise missing_extra(DownloadError, "requests", "zoo", f"fetching {url}") from error
     try:
         answer = requests.get(url, timeout=30)
         answer.raise_for_status()

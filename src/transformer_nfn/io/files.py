@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_nfn.errors import TransformerNFNError, WriteError, missing_extra
+from transformer_nfn.errors import TransformerNFNError, WriteError, needs_extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -216,6 +216,14 @@ def read_regular(path: str | Path) -> bytes:
         return file.read()
 
 
+def import_arrow(kind: type[TransformerNFNError], purpose: str) -> tuple[Any, Any]:
+    """The modules ``pyarrow`` and ``pyarrow.parquet``, or an error that names the extra."""
+    with needs_extra(kind, "pyarrow", "zoo", purpose):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    return pa, pq
+
+
 def open_parquet(source: Path | bytes, **options: Any) -> Any:
     """Open a ``pyarrow.parquet.ParquetFile`` on bytes or on a map of a file.
 
@@ -241,6 +249,13 @@ def read_parquet(source: Path | bytes) -> Any:
     return open_parquet(source).read(use_threads=False)
 
 
+def write_parquet(path: Path, columns: Mapping[str, Any], kind: type[TransformerNFNError]) -> None:
+    """Write columns as a Parquet file, atomically; ``kind`` is raised where Arrow is missing."""
+    pa, pq = import_arrow(kind, f"writing {path.name}")
+    with atomic_file(path) as beside:
+        pq.write_table(pa.table(dict(columns)), beside)
+
+
 def blank_figure(
     width: float, height: float, error: type[TransformerNFNError], what: str = "a figure"
 ) -> Figure:
@@ -250,10 +265,8 @@ def blank_figure(
         width: in inches. height: likewise.
         error: raised where matplotlib is missing.
     """
-    try:
+    with needs_extra(error, "matplotlib", "plot", what):
         from matplotlib.figure import Figure
-    except ImportError as missing:
-        raise missing_extra(error, "matplotlib", "plot", what) from missing
     return Figure(figsize=(width, height), layout="constrained")
 
 

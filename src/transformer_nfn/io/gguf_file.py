@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.errors import CheckpointError, missing_extra
+from transformer_nfn.errors import CheckpointError, needs_extra
 from transformer_nfn.io.tensor_files import TensorInfo, open_handle, read_at
 
 if TYPE_CHECKING:
@@ -114,12 +114,8 @@ class GgufFile:
 
     def __init__(self, path: Path, where: str) -> None:
         self._where = where
-        try:
+        with needs_extra(CheckpointError, "gguf", "gguf", f"reading '{where}'"):
             import gguf
-        except ImportError as error:
-            raise missing_extra(
-                CheckpointError, "gguf", "gguf", f"reading '{self._where}'"
-            ) from error
         self._gguf = gguf
         self._handle = open_handle(path, self._where)
         self._close = weakref.finalize(self, os.close, self._handle)

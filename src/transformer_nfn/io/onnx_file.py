@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.errors import CheckpointError, missing_extra
+from transformer_nfn.errors import CheckpointError, needs_extra
 from transformer_nfn.io.files import read_regular
 from transformer_nfn.io.tensor_files import TensorInfo, inside, read_at
 
@@ -41,12 +41,8 @@ class OnnxFile:
 
     def __init__(self, path: Path, where: str) -> None:
         self._path, self._where = path, where
-        try:
+        with needs_extra(CheckpointError, "onnx", "onnx", f"reading '{where}'"):
             import onnx
-        except ImportError as error:
-            raise missing_extra(
-                CheckpointError, "onnx", "onnx", f"reading '{self._where}'"
-            ) from error
         try:
             model = onnx.load_model_from_string(read_regular(path))
         except OSError as error:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from transformer_nfn.errors import CheckpointError, missing_extra
+from transformer_nfn.errors import CheckpointError, needs_extra
 from transformer_nfn.io.tensor_files import TensorInfo, TensorSource
 
 WORD = 32
@@ -52,13 +52,9 @@ class PackedWeights:
     """A file with its packed weights as numbers; see `TensorSource`."""
 
     def __init__(self, source: TensorSource, method: str, layout: str, where: str) -> None:
-        try:
+        with needs_extra(CheckpointError, "compressed-tensors", "packed", f"reading '{where}'"):
             from compressed_tensors.compressors.pack_quantized import unpack_from_int32
             from compressed_tensors.entrypoints.convert import AutoAWQConverter
-        except ImportError as error:
-            raise missing_extra(
-                CheckpointError, "compressed-tensors", "packed", f"reading '{where}'"
-            ) from error
         self._unpack, self._awq_order = unpack_from_int32, AutoAWQConverter
         self._source, self._method, self._layout, self._where = source, method, layout, where
         self.metadata = source.metadata

@@ -7,23 +7,25 @@ files themselves, in formats that hold data and no code.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor
 
-from transformer_nfn.errors import TransformerNFNError, missing_extra
+from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.files import write_bytes
 from transformer_nfn.io.json_fields import Fields, read_object
 from transformer_nfn.models.checkpoint_batch import WEIGHTS, by_size
 
 FORMAT = 1
 METADATA = "predictor.json"
+STATE_FILE = "model.safetensors"
 LARGEST_WIDTH = 1 << 30
 MOST_THREADS = 4096
 Validation = tuple[Mapping[str, object], Tensor]
@@ -169,6 +171,38 @@ class TabularPredictor:
         raise NotImplementedError
 
 
+class TensorPredictor(TabularPredictor):
+    """A tabular predictor whose fitted state is a few tensors; subclasses define `_shapes`."""
+
+    _state: dict[str, Tensor]
+
+    def _shapes(self) -> dict[str, tuple[list[int], torch.dtype]]:
+        """Shape and dtype of every tensor of the state."""
+        raise NotImplementedError
+
+    def _files(self) -> dict[str, bytes]:
+        return {STATE_FILE: safetensors.torch.save(self._state)}
+
+    def _restore(self, files: Mapping[str, bytes]) -> None:
+        try:
+            state = safetensors.torch.load(files[STATE_FILE])
+        except safetensors.SafetensorError as error:
+            raise PredictorError(f"{STATE_FILE} is not readable: {error}") from error
+        expected = self._shapes()
+        for name, (shape, dtype) in expected.items():
+            value = state.get(name)
+            if value is None or list(value.shape) != shape or value.dtype != dtype:
+                shown = None if value is None else f"{list(value.shape)} in {value.dtype}"
+                raise PredictorError(
+                    f"{STATE_FILE}: '{name}' expected {shape} in {dtype}, found {shown}"
+                )
+            if not bool(value.isfinite().all()):
+                raise PredictorError(f"{STATE_FILE}: '{name}' holds values not finite")
+        if len(state) > len(expected):
+            raise PredictorError(f"{STATE_FILE} holds tensors that are none of its model")
+        self._state = state
+
+
 def only_size(network: Mapping[str, Any]) -> dict[str, Tensor]:
     """Tensors ``[n, *axes]`` of a batch of checkpoints; several sizes are refused."""
     groups = list(by_size(network))
@@ -198,15 +232,6 @@ def flattened(network: Mapping[str, Any]) -> np.ndarray:
         sizes = ", ".join(str(x.shape[0]) for x in rows) or "none"
         raise PredictorError(f"the parts of a network must have one batch size, found {sizes}")
     return torch.cat([x.detach().cpu().float() for x in rows], 1).numpy()
-
-
-def import_library(module: str) -> Any:
-    """Import a library of the extra ``baselines`` where it is used."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = {"sklearn": "scikit-learn"}.get(top := module.split(".")[0], top)
-        raise missing_extra(PredictorError, package, "baselines", "this predictor") from error
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:

@@ -16,12 +16,10 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from transformer_nfn.models.tabular import Held, PredictorError, TabularPredictor, import_library
+from transformer_nfn.errors import needs_extra
+from transformer_nfn.models.tabular import Held, PredictorError, TabularPredictor
 
 MANY_NETWORKS = 2000
-IMPLEMENTATIONS = ("lightgbm", "sklearn")
-BOOTSTRAP_SHARE = 0.632
-"""Share of the networks in a bootstrap sample: 1 - 1/e."""
 TREES_FILE = "trees.safetensors"
 ROWS_AT_ONCE = 256
 
@@ -182,7 +180,8 @@ class XGBoostPredictor(TreePredictor):
         self.settings = {"rounds": rounds, "params": dict(params or {}), "threads": threads}
 
     def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
-        xgboost = import_library("xgboost")
+        with needs_extra(PredictorError, "xgboost", "baselines", "this predictor"):
+            import xgboost
         leaf = leaf_size(self.PARAMS["min_child_weight"], self.PARAMS["subsample"], len(x))
         params = {"max_bin": histogram_bins(len(x)), **self.PARAMS, "min_child_weight": leaf}
         params |= self.settings["params"]
@@ -239,67 +238,14 @@ class LightGBMPredictor(TreePredictor):
         self._trees = train_lightgbm(params, x, y, held, seed, self.settings)
 
 
-class RandomForestPredictor(TreePredictor):
-    """A random forest on the flattened weights.
+class RandomForestPredictor(LightGBMPredictor):
+    """A random forest on the flattened weights: LightGBM's rf mode with the authors' settings.
 
-    >>> RandomForestPredictor("sklearn").settings["rounds"]
-    100
-
-    Args:
-        implementation: ``lightgbm`` for LightGBM's rf mode with the authors' settings,
-            ``sklearn`` for scikit-learn's forest with the same depth, leaves and leaf size.
-        rounds: number of trees; None for at most 1000 (lightgbm, stopped early) or 100 (sklearn).
-        patience: lightgbm: trees without a smaller validation error before training stops.
-        params: parameters of the library that override or extend these.
-        threads: None for as many as OpenMP allows (lightgbm) or one (sklearn).
+    >>> RandomForestPredictor(rounds=10).settings["rounds"]
+    10
     """
 
-    SKLEARN: ClassVar[Mapping[str, Any]] = {
-        "max_depth": 10,
-        "max_leaf_nodes": 256,
-        "min_samples_leaf": 50,
-        # Trees that look at all 18,000 weights take minutes each.
-        "max_features": "sqrt",
-    }
-
-    def __init__(
-        self,
-        implementation: str = "lightgbm",
-        rounds: int | None = None,
-        patience: int = 50,
-        params: Mapping[str, Any] | None = None,
-        threads: int | None = None,
-    ) -> None:
-        if implementation not in IMPLEMENTATIONS:
-            raise PredictorError(
-                f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, "
-                f"found {implementation!r}"
-            )
-        if rounds is None:
-            rounds = 1000 if implementation == "lightgbm" else 100
-        self.settings = {
-            "implementation": implementation,
-            "rounds": rounds,
-            "patience": patience,
-            "params": dict(params or {}),
-            "threads": threads,
-        }
-
-    def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
-        if self.settings["implementation"] == "lightgbm":
-            defaults = with_leaf_size(LightGBMPredictor.PARAMS, len(x))
-            params = {**defaults, "boosting": "rf", **self.settings["params"]}
-            self._trees = train_lightgbm(params, x, y, held, seed, self.settings)
-            return
-        ensemble = import_library("sklearn.ensemble")
-        leaf = leaf_size(self.SKLEARN["min_samples_leaf"], BOOTSTRAP_SHARE, len(x))
-        forest = ensemble.RandomForestRegressor(
-            self.settings["rounds"],
-            random_state=seed,
-            n_jobs=self.settings["threads"],
-            **{**self.SKLEARN, "min_samples_leaf": leaf, **self.settings["params"]},
-        )
-        self._trees = sklearn_trees(forest.fit(x, y))
+    PARAMS: ClassVar[Mapping[str, Any]] = {**LightGBMPredictor.PARAMS, "boosting": "rf"}
 
 
 def train_lightgbm(
@@ -311,7 +257,8 @@ def train_lightgbm(
     settings: Mapping[str, Any],
 ) -> TreeEnsemble:
     """Train LightGBM, with early stopping where there are validation rows."""
-    lightgbm = import_library("lightgbm")
+    with needs_extra(PredictorError, "lightgbm", "baselines", "this predictor"):
+        import lightgbm
     most_leaves = max(2, len(x) // max(1, params["min_data_in_leaf"]))
     fixed = {
         # The same trees: no tree has more leaves. LightGBM allocates a histogram for each.
@@ -328,7 +275,8 @@ def train_lightgbm(
         "num_threads": settings["threads"] or 0,
     }
     data = lightgbm.Dataset(x, y)
-    sets, stops = [], []
+    sets: list[Any] = []
+    stops: list[Any] = []
     if held is not None:
         sets = [lightgbm.Dataset(*held, reference=data)]
         stops = [lightgbm.early_stopping(settings["patience"], verbose=False)]
@@ -374,15 +322,6 @@ def xgboost_trees(booster: Any) -> TreeEnsemble:
         trees.append((tree["left_children"], tree["right_children"], tree["split_indices"], limits,
                       condition))  # fmt: skip
     return TreeEnsemble.join(trees, float(learner["learner_model_param"]["base_score"].strip("[]")))
-
-
-def sklearn_trees(forest: Any) -> TreeEnsemble:
-    """Trees of a scikit-learn forest, which predicts their mean."""
-    share = len(forest.estimators_)
-    return TreeEnsemble.join(
-        (t.children_left, t.children_right, t.feature, t.threshold, t.value[:, 0, 0] / share)
-        for t in (tree.tree_ for tree in forest.estimators_)
-    )
 
 
 def _require(holds: bool, expected: str, found: str) -> None:

@@ -270,7 +270,6 @@ class Selection:
         min_accuracy: minimal test accuracy.
         split_seed: seed of the split into parts.
         max_train: maximal number of training networks of each size, a `nested_subset`.
-        subset_seed: seed of that subset.
         all_checkpoints: whether to load `Parts.more`.
         leave_out: sizes of a mixed zoo that are not trained on, such as ``w48-h4-d3``.
         target: column of the zoo's table that is to be predicted.
@@ -280,7 +279,6 @@ class Selection:
     min_accuracy: float = 0.0
     split_seed: int = 0
     max_train: int | None = None
-    subset_seed: int = 0
     all_checkpoints: bool = False
     leave_out: tuple[str, ...] = ()
     target: str = ACCURACY_COLUMN
@@ -326,7 +324,7 @@ def count_training(zoo: Zoo, *, percent: int | None = PERCENT) -> int:
     return len(zoo.split(Selection(percent).rows(zoo), FRACTIONS)[0])
 
 
-def nested_subset(rows: np.ndarray, size: int, seed: int | list[int]) -> np.ndarray:
+def nested_subset(rows: np.ndarray, size: int, seed: int) -> np.ndarray:
     """Random subset of at most ``size`` rows, in their order.
 
     For one seed a smaller subset is part of every larger one.
@@ -359,8 +357,7 @@ def load_parts(zoo: Zoo, selection: Selection | None = None, target: Target | No
     train, val, test = zoo.split(rows, FRACTIONS, seed=selection.split_seed)
     subset = selection.max_train is not None
     if selection.max_train is not None:
-        seed = [selection.split_seed, selection.subset_seed]
-        train = nested_subset(train, selection.max_train, seed)
+        train = nested_subset(train, selection.max_train, selection.split_seed)
     more = None
     if selection.all_checkpoints:
         run, every = zoo.table["run"].astype(str), zoo.select(percent=None)

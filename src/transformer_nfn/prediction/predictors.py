@@ -76,10 +76,20 @@ def whole_network_sizes(data: Dataset) -> dict[str, Any]:
     }
 
 
+MANY_NETWORKS = 8192
+"""From so many training networks of a size on, probes of `WholeNetwork` learn with its heads."""
+LEARNED_PROBES = {"probes": 128, "hidden": 64}
+"""Sizes of `WholeNetwork` then: each step asks the probes, so there are fewer."""
+
+
 def _whole_network(data: Dataset, **options: Any) -> nn.Module:
-    if data.block_space is not None:
-        return _of_task("WholeNetwork")(data, **options)
-    return models.WholeCheckpoint.of(data.network, **options)
+    if data.block_space is None:
+        return models.WholeCheckpoint.of(data.network, **options)
+    many = len(data) >= MANY_NETWORKS
+    module = _of_task("WholeNetwork")(data, **(LEARNED_PROBES if many else {}) | options)
+    assert isinstance(module, models.WholeNetwork)
+    module.learn_probes = many
+    return module
 
 
 NEURAL: Mapping[str, tuple[str, Callable[..., nn.Module]]] = {

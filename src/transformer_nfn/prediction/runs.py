@@ -21,8 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.errors import TransformerNFNError, missing_extra
-from transformer_nfn.io.files import atomic_file, read_parquet, read_regular, write_text
+from transformer_nfn.errors import TransformerNFNError, needs_extra
+from transformer_nfn.io.files import (
+    import_arrow,
+    read_parquet,
+    read_regular,
+    write_parquet,
+    write_text,
+)
 from transformer_nfn.io.json_fields import Fields, read_object
 from transformer_nfn.notebook import to_html
 from transformer_nfn.prediction.metrics import kendall_tau
@@ -237,29 +243,18 @@ def find_runs(folders: list[Path]) -> Iterator[Path]:
         yield from (run for run in runs if not {*run.parents} & {*runs})
 
 
-def _arrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise missing_extra(RunError, "pyarrow", "zoo", "reading predictions") from error
-    return pa, pq
-
-
 def write_predictions(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
     """Write ``predictions.parquet``.
 
     Columns: ``seed, split`` (val, test or left_out)``, row, run, accuracy, predicted, low, high``,
     the hyperparameters of the run (`CONFIGURATION`), and for a mixed zoo ``kind`` (the size).
     """
-    pa, pq = _arrow()
-    with atomic_file(folder / PREDICTIONS_FILE) as beside:
-        pq.write_table(pa.table(dict(columns)), beside)
+    write_parquet(folder / PREDICTIONS_FILE, columns, RunError)
 
 
 def read_predictions(folder: Path) -> dict[str, np.ndarray]:
     """Read ``predictions.parquet`` as columns."""
-    pa, _ = _arrow()
+    pa, _ = import_arrow(RunError, "reading predictions")
     path = folder / PREDICTIONS_FILE
     try:
         table = read_parquet(path)
@@ -328,12 +323,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 def write_events(run: Path) -> Path:
     """Write the log of a run as TensorBoard events, ``RUN/tensorboard/seed-K``."""
-    try:
+    with needs_extra(RunError, "tensorboard", "tensorboard", "writing TensorBoard events"):
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise missing_extra(
-            RunError, "tensorboard", "tensorboard", "writing TensorBoard events"
-        ) from error
     log = run / LOG_FILE
     if not log.is_file():
         raise RunError(f"'{run}' has no {LOG_FILE}: trees have no epochs to show")

@@ -33,6 +33,8 @@ DEFAULTS: Mapping[str, dict[str, Any]] = {
 """Deviations of models from the paper's protocol."""
 MIN_EPOCH = 192
 """Minimal number of networks per epoch of `WholeNetwork`."""
+MAX_EPOCH = 2560
+"""Maximal number while its probes learn: 30 epochs are 7 passes over 11,000 networks."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class ProbingStrategy(TrainingStrategy):
 
 
 class WholeNetworkStrategy(TrainingStrategy):
-    """Search of the probes first, then training of the readers on all checkpoints."""
+    """Search of the probes first, then training on all checkpoints: of the heads, or of both."""
 
     stacked = False  # each seed has its own probes
     start_note = "finds probes, and what all networks answer to them"
@@ -180,10 +182,13 @@ class WholeNetworkStrategy(TrainingStrategy):
         )
 
     def networks_per_epoch(self, train: Sequence[Dataset]) -> list[int]:
-        """One checkpoint per run, more if there are few runs."""
+        """One checkpoint per run; more if there are few runs, fewer while probes learn."""
         runs = [_num_runs(data) for data in train]
         total = sum(runs)
-        return [-(-n * max(total, MIN_EPOCH) // total) for n in runs]
+        wanted = max(total, MIN_EPOCH)
+        if self.module.learn_probes:
+            wanted = min(wanted, MAX_EPOCH)
+        return [-(-n * wanted // total) for n in runs]
 
     def start(
         self, module: nn.Module, groups: SizeGroups, seed: int, epochs: int, fresh: bool
@@ -198,6 +203,8 @@ class WholeNetworkStrategy(TrainingStrategy):
                 search_checkpoints(module, groups.train[0], seed, steps, per_group)
             else:
                 find_probes(module, groups.train, seed, steps=steps, per_group=per_group)
+        if module.learn_probes:
+            return ModelInputs.of(groups)
         train, val = (
             [module.head_inputs(d.network) for d in part] for part in (groups.train, groups.val)
         )
@@ -223,13 +230,17 @@ class WholeNetworkStrategy(TrainingStrategy):
     def optimiser(
         self, state: Mapping[str, Tensor], rate: float, device: torch.device
     ) -> torch.optim.Optimizer:
-        """AdamW on the readers; the probes stay as found."""
-        parameters = [
-            value for name, value in state.items()
-            if not self.module.is_frozen(name.split(".", 1)[1])
-        ]  # fmt: skip
-        decay = self.module.weight_decay
-        return torch.optim.AdamW(parameters, weight_decay=decay, **_adam_options(rate, device))
+        """AdamW on the heads; probes stay as found, or learn without decay."""
+        probes, heads = (
+            [value for name, value in state.items() if (".probes." in name) is of_probes]
+            for of_probes in (True, False)
+        )
+        groups: list[dict[str, Any]] = [
+            {"params": heads, "weight_decay": self.module.weight_decay}
+        ]
+        if self.module.learn_probes:
+            groups.append({"params": probes, "weight_decay": 0.0})
+        return torch.optim.AdamW(groups, **_adam_options(rate, device))
 
 
 def strategy_of(module: nn.Module) -> TrainingStrategy:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transformer_nfn.errors import missing_extra
-from transformer_nfn.io.files import read_parquet, read_regular, write_text
+from transformer_nfn.io.files import import_arrow, read_parquet, read_regular, write_text
 from transformer_nfn.io.json_fields import LARGEST, parse_object
 from transformer_nfn.zoo.errors import ImportFileError, ZooError
 
@@ -183,10 +182,7 @@ def _read_csv(data: bytes, where: str) -> Columns:
 
 
 def _read_parquet(data: bytes, where: str) -> Columns:
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise missing_extra(ImportFileError, "pyarrow", "zoo", "a table in Parquet") from error
+    pa, _ = import_arrow(ImportFileError, "a table in Parquet")
     try:
         table = read_parquet(data)
         _check_once(table.column_names, where)

@@ -29,8 +29,7 @@ from transformer_nfn.checkpoints.fingerprints.fingerprint import (
     check_format,
     compare_fingerprints,
 )
-from transformer_nfn.errors import missing_extra
-from transformer_nfn.io.files import atomic_file, made_folder, open_parquet
+from transformer_nfn.io.files import atomic_file, import_arrow, made_folder, open_parquet
 
 KIND = "transformer-nfn fingerprints"
 COARSE = 512
@@ -239,14 +238,7 @@ def _projection(size: int) -> NDArray[np.float32]:
 
 def _pyarrow() -> tuple[Any, Any]:
     """Arrow and its Parquet, or an error that names the extra to install."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise missing_extra(
-            FingerprintError, "pyarrow", "zoo", "a database of fingerprints"
-        ) from error
-    return pyarrow, pyarrow.parquet
+    return import_arrow(FingerprintError, "a database of fingerprints")
 
 
 def _schema(pa: Any) -> Any:

@@ -61,11 +61,13 @@ class WholeNetwork(TaskReader):
 
     Attributes:
         search: whether training first moves probes to inputs on which good networks agree.
+        learn_probes: whether probes go on learning with the heads.
         order: weight of the ranking loss.
     """
 
     weight_decay = 0.5
     search = True
+    learn_probes = False
     order = 0.3
     mean: Tensor
     scale: Tensor
@@ -108,10 +110,6 @@ class WholeNetwork(TaskReader):
         """Whether networks of other patches, tokens and classes are read: without probes."""
         return self.probes is None
 
-    def is_frozen(self, name: str) -> bool:
-        """Whether a parameter is fixed when the heads are trained: one of the probes."""
-        return name.startswith("probes.")
-
     def prepared(
         self, network: Mapping[str, Any], positions: Tensor | None = None
     ) -> dict[str, Any]:
@@ -123,7 +121,7 @@ class WholeNetwork(TaskReader):
 
     @torch.no_grad()
     def head_inputs(self, network: Mapping[str, Any]) -> dict[str, Any]:
-        """What the heads learn from, without the weights: constant while probes are frozen."""
+        """What the heads learn from, without the weights, for probes that do not change."""
         inputs = {INVARIANTS: self.prepared(network)[INVARIANTS]}
         if self.probes is not None:
             inputs[OUTPUTS] = self._with_outputs(network, None)[OUTPUTS]

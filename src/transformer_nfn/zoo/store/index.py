@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transformer_nfn.errors import missing_extra
-from transformer_nfn.io.files import read_parquet
+from transformer_nfn.errors import needs_extra
+from transformer_nfn.io.files import import_arrow, read_parquet
 from transformer_nfn.zoo.errors import StoreError, ZooError
 
 if TYPE_CHECKING:
@@ -47,20 +47,13 @@ CONFIGURATION = ("optimizer", "learning_rate", "l2", "init_std", "dropout", "tra
 
 def arrow() -> tuple[Any, Any]:
     """The modules ``pyarrow`` and ``pyarrow.parquet``."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise missing_extra(StoreError, "pyarrow", "zoo", "the index of a zoo") from error
-    return pa, pq
+    return import_arrow(StoreError, "the index of a zoo")
 
 
 def to_frame(columns: Mapping[str, Any]) -> pd.DataFrame:
     """Columns as a ``pandas.DataFrame``."""
-    try:
+    with needs_extra(ZooError, "pandas", "pandas", "a data frame of a zoo"):
         import pandas as pd
-    except ImportError as error:
-        raise missing_extra(ZooError, "pandas", "pandas", "a data frame of a zoo") from error
     return pd.DataFrame(dict(columns))
 
 

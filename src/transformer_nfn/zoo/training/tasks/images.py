@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.errors import missing_extra
+from transformer_nfn.errors import needs_extra
 from transformer_nfn.io.downloads import RemoteFile, fetch
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo.errors import DataError
@@ -56,7 +56,6 @@ class ImageTask(Task):
 
     Attributes:
         images: ``uint8 [samples, height + 2·padding, width + 2·padding]`` per split.
-        labels: ``int64 [samples]`` per split.
         pattern: offsets of the pixels of each patch in an image.
         white: value of a white pixel; inputs are ``(x/white − 0.5)/0.5``.
         padding: maximum shift of a random crop of a training image.
@@ -72,12 +71,7 @@ class ImageTask(Task):
     epochs: int
     provenance: dict[str, Any]
     batch_size: int = 128
-    random_subset: bool = True
-
-    @property
-    def num_samples(self) -> dict[Split, int]:  # type: ignore[override]
-        """Samples in each split."""
-        return {split: len(labels) for split, labels in self.labels.items()}
+    random_subset: ClassVar[bool] = True
 
     def batch(self, split: Split, index: Tensor, crop: Tensor | None = None) -> Batch:
         """Patches ``[networks, batch, tokens, patch]``; see `Task.batch`."""
@@ -192,10 +186,8 @@ def digits(held: float | None, samples: int | None) -> ImageTask:
 
     The batch size is 16, because the paper's 128 would give too few steps, and there is no crop.
     """
-    try:
+    with needs_extra(DataError, "scikit-learn", "zoo", "the task 'digits'"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise missing_extra(DataError, "scikit-learn", "zoo", "the task 'digits'") from error
     data = load_digits()
     images = torch.from_numpy(data.images.astype(np.uint8))
     labels = torch.from_numpy(data.target.astype(np.int64))

@@ -10,13 +10,13 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.errors import missing_extra
+from transformer_nfn.errors import needs_extra
 from transformer_nfn.io.downloads import RemoteFile, fetch
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo.errors import DataError
@@ -27,15 +27,9 @@ from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task, hold_out
 
 def train_vectors(texts: Sequence[Sequence[str]], width: int) -> WordVectors:
     """Train CBOW vectors on the task's text; single-threaded, so that they are reproducible."""
-    try:
+    purpose = "training word vectors (or name a word2vec file with --vectors)"
+    with needs_extra(DataError, "gensim", "zoo", purpose):
         from gensim.models import Word2Vec
-    except ImportError as error:
-        raise missing_extra(
-            DataError,
-            "gensim",
-            "zoo",
-            "training word vectors (or name a word2vec file with --vectors)",
-        ) from error
     model = Word2Vec(
         [list(text) for text in texts],
         vector_size=width,
@@ -145,7 +139,6 @@ class TextTask(Task):
     Attributes:
         tokens: ``int32 [samples, longest]`` per split, padded with 0.
         counts: ``int64 [samples]`` per split, words in each sample.
-        labels: ``int64 [samples]`` per split.
         vectors: ``[words + 1, d_model]``.
     """
 
@@ -159,12 +152,7 @@ class TextTask(Task):
     epochs: int
     provenance: dict[str, Any]
     batch_size: int = 128
-    random_subset: bool = False
-
-    @property
-    def num_samples(self) -> dict[Split, int]:  # type: ignore[override]
-        """Samples in each split."""
-        return {split: len(labels) for split, labels in self.labels.items()}
+    random_subset: ClassVar[bool] = False
 
     def batch(self, split: Split, index: Tensor, crop: Tensor | None = None) -> Batch:
         """Word vectors ``[networks, batch, tokens, d_model]``; see `Task.batch`.
