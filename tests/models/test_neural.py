@@ -1,10 +1,12 @@
 """Transformer-NFN and the neural baselines: the paper's numbers, exactness, files and errors."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -150,6 +152,42 @@ def test_a_folder_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     TransformerNFN.from_pretrained(tmp_path)
     with pytest.raises(TransformerNFNError, match=r"install transformer-nfn\[hub\]"):
         TransformerNFN.from_pretrained("somebody/some-model")
+
+
+def test_a_model_goes_to_a_hub_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub is a folder; its functions take the arguments of those they stand for."""
+    import huggingface_hub as hub
+
+    uploads = []
+
+    def create_repo(repo_id: str, **options: Any) -> None:
+        (tmp_path / repo_id).mkdir(parents=True, exist_ok=options["exist_ok"])
+
+    def upload_folder(repo_id: str, folder_path: str, commit_message: str) -> str:
+        uploads.append((commit_message, sorted(p.name for p in Path(folder_path).iterdir())))
+        shutil.copytree(folder_path, tmp_path / repo_id, dirs_exist_ok=True)
+        return f"https://hub/{repo_id}"
+
+    def snapshot_download(repo_id: str, **options: Any) -> str:
+        if not (tmp_path / repo_id).is_dir():
+            raise OSError("no such repository")
+        return str(tmp_path / repo_id)
+
+    for double in (create_repo, upload_folder, snapshot_download):
+        name = double.__name__
+        monkeypatch.setattr(hub, name, create_autospec(getattr(hub, name), side_effect=double))
+    model, network = made("nfn"), networks(3)
+    for _ in range(2):  # the second time the repository is there
+        address = model.push_to_hub("somebody/some-model", commit_message="First")
+    assert address == "https://hub/somebody/some-model"
+    assert uploads == [("First", ["config.json", "model.safetensors"])] * 2
+    back = TransformerNFN.from_pretrained("somebody/some-model", revision="main")
+    assert torch.equal(back(network), model(network))
+    assert hub.snapshot_download.call_args.kwargs["revision"] == "main"
+    with pytest.raises(TransformerNFNError, match="neither a folder nor a model that can be down"):
+        TransformerNFN.from_pretrained("somebody/another")
 
 
 def test_folders_that_hold_no_model(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.io.layout import Naming
 from transformer_nfn.spaces import Axis, Shift, Weights, WeightSpace
 
+Generator = torch.Generator | None
 Forward = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 """From weights ``[*lead, *axes]`` and inputs to outputs ``[*lead, …]``."""
 
@@ -39,12 +40,7 @@ class Inputs(ABC):
 
     @abstractmethod
     def draw(
-        self,
-        samples: int,
-        length: int,
-        *,
-        scale: float = 1.0,
-        generator: torch.Generator | None = None,
+        self, samples: int, length: int, *, scale: float = 1.0, generator: Generator = None
     ) -> Tensor:
         """``samples`` inputs of ``length`` tokens, ``[samples, length, …]``."""
 
@@ -61,12 +57,7 @@ class Vectors(Inputs):
     continuous: ClassVar[bool] = True
 
     def draw(
-        self,
-        samples: int,
-        length: int,
-        *,
-        scale: float = 1.0,
-        generator: torch.Generator | None = None,
+        self, samples: int, length: int, *, scale: float = 1.0, generator: Generator = None
     ) -> Tensor:
         """``[samples, length, width]``."""
         shape = (samples, length, self.width)
@@ -86,12 +77,7 @@ class Ids(Inputs):
     continuous: ClassVar[bool] = False
 
     def draw(
-        self,
-        samples: int,
-        length: int,
-        *,
-        scale: float = 1.0,
-        generator: torch.Generator | None = None,
+        self, samples: int, length: int, *, scale: float = 1.0, generator: Generator = None
     ) -> Tensor:
         """``[samples, length]``, integers; the scale has no effect."""
         return torch.randint(self.vocabulary, (samples, length), generator=generator)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -68,24 +68,20 @@ def _residual_stack(space: WeightSpace) -> Architecture:
     for i in range(space.options["blocks"]):
         freedoms += _gains(i, ("g_1", "b_1"), ("g_2", "b_2"), ("W_A",))
         freedoms.append(Shift(f"{i}.b_2", f"{i}.W_A", f"{i}.b_A"))
-    return Architecture(
-        space,
-        _bound(blocks.residual_stack, space.options),
-        Vectors(width=space.axes["token"].size),
-        freedoms=tuple(freedoms),
-    )
+    return _with_stream(space, freedoms)
 
 
 def _decoder_stack(space: WeightSpace) -> Architecture:
     freedoms = [Rescaling("gain", "stream", ("g",), ("W_C",))]
     for i in range(space.options["blocks"]):
         freedoms += _gains(i, ("g_1",), ("g_2",), ("W_G", "W_U"))
-    return Architecture(
-        space,
-        _bound(blocks.residual_stack, space.options),
-        Vectors(width=space.axes["token"].size),
-        freedoms=tuple(freedoms),
-    )
+    return _with_stream(space, freedoms)
+
+
+def _with_stream(space: WeightSpace, freedoms: Sequence[Rescaling | Shift]) -> Architecture:
+    forward = _bound(blocks.residual_stack, space.options)
+    inputs = Vectors(width=space.axes["token"].size)
+    return Architecture(space, forward, inputs, freedoms=tuple(freedoms))
 
 
 def _gains(

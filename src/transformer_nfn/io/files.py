@@ -249,6 +249,13 @@ def read_parquet(source: Path | bytes) -> Any:
     return open_parquet(source).read(use_threads=False)
 
 
+def write_parquet(path: Path, columns: Mapping[str, Any], kind: type[TransformerNFNError]) -> None:
+    """Write columns as a Parquet file, atomically; ``kind`` is raised where Arrow is missing."""
+    pa, pq = import_arrow(kind, f"writing {path.name}")
+    with atomic_file(path) as beside:
+        pq.write_table(pa.table(dict(columns)), beside)
+
+
 def blank_figure(
     width: float, height: float, error: type[TransformerNFNError], what: str = "a figure"
 ) -> Figure:

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -22,7 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models.network import same_batch
 from transformer_nfn.models.statistics import mean_and_scale, signed_log, sorted_statistics
-from transformer_nfn.models.tabular import Held, PredictorError, TabularPredictor
+from transformer_nfn.models.tabular import Held, TabularPredictor, TensorPredictor
 from transformer_nfn.models.trees import LightGBMPredictor
 from transformer_nfn.models.whole_network.invariants import eigenvalues, whole_invariants
 from transformer_nfn.spaces import Product, WeightSpace, attention_block, fold
@@ -230,7 +228,7 @@ class InvariantBoosting(InvariantPredictor, LightGBMPredictor):
         self._set_space(space)
 
 
-class InvariantMLP(InvariantPredictor):
+class InvariantMLP(InvariantPredictor, TensorPredictor):
     """A small MLP on the signed logarithm of invariants, standardised on the training part.
 
     >>> networks = {"blocks": [attention_block(4, 2, 2, 2, 3).randn(20)]}
@@ -273,7 +271,6 @@ class InvariantMLP(InvariantPredictor):
             "whole": whole,
         }
         self._set_space(space)
-        self._state: dict[str, Tensor] = {}
 
     @property
     def num_parameters(self) -> int | None:
@@ -344,32 +341,16 @@ class InvariantMLP(InvariantPredictor):
             out: np.ndarray = torch.sigmoid(module(self._standard(x, self._state))[:, 0]).numpy()
         return out
 
-    def _files(self) -> dict[str, bytes]:
-        return {"model.safetensors": safetensors.torch.save(self._state)}
-
-    def _restore(self, files: Mapping[str, bytes]) -> None:
-        try:
-            state = safetensors.torch.load(files["model.safetensors"])
-        except safetensors.SafetensorError as error:
-            raise PredictorError(f"model.safetensors is not readable: {error}") from error
+    def _shapes(self) -> dict[str, tuple[list[int], torch.dtype]]:
         width, hidden = self.width or 0, self.settings["hidden"]
-        frame = {"mean": [width], "scale": [width]}
         layers = {"1.weight": [hidden, width], "1.bias": [hidden], "4.weight": [1, hidden],
                   "4.bias": [1]}  # fmt: skip
-        for name, shape in {**frame, **layers}.items():
-            dtype = torch.float64 if name in frame else torch.float32
-            found = state.get(name)
-            if found is None or list(found.shape) != shape or found.dtype != dtype:
-                shown = None if found is None else f"{list(found.shape)} in {found.dtype}"
-                raise PredictorError(
-                    f"model.safetensors: '{name}' expected {shape} in {dtype}, found {shown}"
-                )
-            if not bool(found.isfinite().all()):
-                raise PredictorError(f"model.safetensors: '{name}' holds values not finite")
-        if len(state) > len(frame) + len(layers):
-            raise PredictorError("model.safetensors holds tensors that are none of its model")
-        self._module(width)
-        self._state = state
+        frame = dict.fromkeys(("mean", "scale"), ([width], torch.float64))
+        return {**frame, **{name: (shape, torch.float32) for name, shape in layers.items()}}
+
+    def _restore(self, files: Mapping[str, bytes]) -> None:
+        super()._restore(files)
+        self._module(self.width or 0)  # rejects settings that build no MLP
 
 
 def space_of(network: Mapping[str, Any]) -> WeightSpace:

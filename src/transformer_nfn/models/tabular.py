@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -23,6 +25,7 @@ from transformer_nfn.models.checkpoint_batch import WEIGHTS, by_size
 
 FORMAT = 1
 METADATA = "predictor.json"
+STATE_FILE = "model.safetensors"
 LARGEST_WIDTH = 1 << 30
 MOST_THREADS = 4096
 Validation = tuple[Mapping[str, object], Tensor]
@@ -166,6 +169,38 @@ class TabularPredictor:
 
     def _restore(self, files: Mapping[str, bytes]) -> None:
         raise NotImplementedError
+
+
+class TensorPredictor(TabularPredictor):
+    """A tabular predictor whose fitted state is a few tensors; subclasses define `_shapes`."""
+
+    _state: dict[str, Tensor]
+
+    def _shapes(self) -> dict[str, tuple[list[int], torch.dtype]]:
+        """Shape and dtype of every tensor of the state."""
+        raise NotImplementedError
+
+    def _files(self) -> dict[str, bytes]:
+        return {STATE_FILE: safetensors.torch.save(self._state)}
+
+    def _restore(self, files: Mapping[str, bytes]) -> None:
+        try:
+            state = safetensors.torch.load(files[STATE_FILE])
+        except safetensors.SafetensorError as error:
+            raise PredictorError(f"{STATE_FILE} is not readable: {error}") from error
+        expected = self._shapes()
+        for name, (shape, dtype) in expected.items():
+            value = state.get(name)
+            if value is None or list(value.shape) != shape or value.dtype != dtype:
+                shown = None if value is None else f"{list(value.shape)} in {value.dtype}"
+                raise PredictorError(
+                    f"{STATE_FILE}: '{name}' expected {shape} in {dtype}, found {shown}"
+                )
+            if not bool(value.isfinite().all()):
+                raise PredictorError(f"{STATE_FILE}: '{name}' holds values not finite")
+        if len(state) > len(expected):
+            raise PredictorError(f"{STATE_FILE} holds tensors that are none of its model")
+        self._state = state
 
 
 def only_size(network: Mapping[str, Any]) -> dict[str, Tensor]:

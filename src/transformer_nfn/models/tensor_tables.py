@@ -5,28 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
-from torch import Tensor
 
 from transformer_nfn.models.checkpoint_batch import WEIGHTS
 from transformer_nfn.models.invariants import InvariantBoosting, InvariantMLP
 from transformer_nfn.models.network import same_batch, tensors_of
 from transformer_nfn.models.statistics import fit_ridge, mean_and_scale, sorted_statistics
-from transformer_nfn.models.tabular import (
-    Held,
-    PredictorError,
-    TabularPredictor,
-    flattened,
-    only_size,
-)
+from transformer_nfn.models.tabular import Held, TensorPredictor, flattened, only_size
 
 PENALTIES = tuple(10.0**i for i in range(-3, 6))
 """Ridge penalties to choose from."""
 EXTREME = 1e-3
 """Accuracies closer to 0 or 1 count as this close: their logits would outweigh all others."""
-FILE = "model.safetensors"
 
 
 def tensor_statistics(network: Mapping[str, object]) -> np.ndarray:
@@ -75,7 +65,7 @@ class WeightsMLP(InvariantMLP):
         return flattened(network)
 
 
-class StatisticsLinear(TabularPredictor):
+class StatisticsLinear(TensorPredictor):
     """Logit-linear model on mean, variance and quartiles of each tensor (Unterthiner et al., 2020).
 
     Ridge regression of the logit of the accuracy. The penalty is the one of least leave-one-out
@@ -88,7 +78,6 @@ class StatisticsLinear(TabularPredictor):
 
     def __init__(self) -> None:
         self.settings = {}
-        self._state: dict[str, Tensor] = {}
 
     @property
     def num_parameters(self) -> int | None:
@@ -110,21 +99,5 @@ class StatisticsLinear(TabularPredictor):
         logits = torch.from_numpy(x) @ self._state["weight"] + self._state["constant"]
         return np.asarray(torch.sigmoid(logits).numpy())
 
-    def _files(self) -> dict[str, bytes]:
-        return {FILE: safetensors.torch.save(self._state)}
-
-    def _restore(self, files: Mapping[str, bytes]) -> None:
-        try:
-            state = safetensors.torch.load(files[FILE])
-        except SafetensorError as error:
-            raise PredictorError(f"{FILE} is not readable: {error}") from error
-        shapes = {"weight": [self.width], "constant": []}
-        if len(state) > len(shapes):
-            raise PredictorError(f"{FILE} holds tensors that are none of its model")
-        for name, shape in shapes.items():
-            value = state.get(name)
-            if value is None or list(value.shape) != shape or value.dtype != torch.float64:
-                raise PredictorError(f"{FILE}: '{name}' expected {shape} in torch.float64")
-            if not bool(value.isfinite().all()):
-                raise PredictorError(f"{FILE}: '{name}' holds values not finite")
-        self._state = state
+    def _shapes(self) -> dict[str, tuple[list[int], torch.dtype]]:
+        return {"weight": ([self.width or 0], torch.float64), "constant": ([], torch.float64)}

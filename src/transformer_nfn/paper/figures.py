@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,35 +88,29 @@ def prediction_scatter(folders: list[Path], stem: Path) -> list[Path]:
             continue
         across = min(4, len(runs))
         down = -(-len(runs) // across)
-        label = textwrap.fill(zoo.label, 40 * across)
-
-        def paint(
-            figure: Figure,
-            runs: Any = runs,
-            across: int = across,
-            down: int = down,
-            label: str = label,
-        ) -> None:
-            grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
-            for place, run in zip(grid.flat, runs, strict=False):
-                part = run.tested
-                first = part["seed"] == part["seed"].min()
-                _panel(place, {key: values[first] for key, values in part.items()})
-                scores = [s for s in run.record.seeds if s.get("seed") == part["seed"].min()]
-                tau = f"   τ = {scores[0]['tau']:.3f}" if scores else ""
-                place.set_title(f"{run.name}{tau}", loc="left", fontsize=9)
-            for place in list(grid.flat)[len(runs) :]:
-                place.remove()
-            figure.supxlabel("true accuracy (%)", fontsize=9)
-            figure.supylabel("predicted accuracy (%)", fontsize=9)
-            handles, names = grid.flat[0].get_legend_handles_labels()
-            # The zoo is the legend's title, so that neither covers the other on a narrow sheet.
-            figure.legend(handles, names, title=label, loc="outside upper left",
-                          alignment="left", title_fontsize=10,
-                          ncols=min(len(names), 4 if across > 1 else 2) or 1)  # fmt: skip
-
+        paint = partial(_paint_panels, runs=runs, across=across, down=down, label=zoo.label)
         written += _save(target, (2.5 * across + 0.5, 2.4 * down + 1.1), paint)
     return written
+
+
+def _paint_panels(figure: Figure, runs: list[Any], across: int, down: int, label: str) -> None:
+    grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    for place, run in zip(grid.flat, runs, strict=False):
+        part = run.tested
+        first = part["seed"] == part["seed"].min()
+        _panel(place, {key: values[first] for key, values in part.items()})
+        scores = [s for s in run.record.seeds if s.get("seed") == part["seed"].min()]
+        tau = f"   τ = {scores[0]['tau']:.3f}" if scores else ""
+        place.set_title(f"{run.name}{tau}", loc="left", fontsize=9)
+    for place in list(grid.flat)[len(runs) :]:
+        place.remove()
+    figure.supxlabel("true accuracy (%)", fontsize=9)
+    figure.supylabel("predicted accuracy (%)", fontsize=9)
+    handles, names = grid.flat[0].get_legend_handles_labels()
+    # The zoo is the legend's title, so that neither covers the other on a narrow sheet.
+    figure.legend(handles, names, title=textwrap.fill(label, 40 * across),
+                  loc="outside upper left", alignment="left", title_fontsize=10,
+                  ncols=min(len(names), 4 if across > 1 else 2) or 1)  # fmt: skip
 
 
 def tau_by_size(folders: list[Path], stem: Path) -> list[Path]:

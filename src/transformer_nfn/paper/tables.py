@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.io.files import atomic_file, write_text
+from transformer_nfn.io.files import write_parquet, write_text
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.paper.cells import Cell, PartsCache, fill_cell, fill_cells_on_ray
 from transformer_nfn.paper.numbers import (
@@ -230,9 +230,5 @@ def reproduce(
 
 def write_table(name: str, records: list[RunRecord], out: Path) -> None:
     """Write ``NAME.parquet`` and ``NAME.md`` into a folder."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     write_text(out / f"{name}.md", markdown_table(name, records))
-    with atomic_file(out / f"{name}.parquet") as beside:
-        pq.write_table(pa.table(table_columns(name, records)), beside)
+    write_parquet(out / f"{name}.parquet", table_columns(name, records), RunError)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from transformer_nfn.io.files import atomic_file, write_text
+from transformer_nfn.io.files import write_parquet, write_text
 from transformer_nfn.models import Network, WholeNetwork
 from transformer_nfn.models.whole_network.probes import MAX_TOKENS
 from transformer_nfn.paper.numbers import model_name
@@ -281,13 +281,9 @@ def readable(predictor: Predictor, data: Dataset, sizes: NetworkSizes) -> Datase
 
 def write_rankings(rankings: Sequence[Ranking], out: Path) -> None:
     """``transfer.md`` and ``transfer.parquet``."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     write_text(out / f"{NAME}.md", transfer_markdown(rankings))
     columns = {name: [getattr(r, name) for r in rankings] for name in Ranking.__annotations__}
-    with atomic_file(out / f"{NAME}.parquet") as beside:
-        pq.write_table(pa.table(columns), beside)
+    write_parquet(out / f"{NAME}.parquet", columns, RunError)
 
 
 def transfer_markdown(rankings: Sequence[Ranking]) -> str:

@@ -23,10 +23,10 @@ import numpy as np
 
 from transformer_nfn.errors import TransformerNFNError, needs_extra
 from transformer_nfn.io.files import (
-    atomic_file,
     import_arrow,
     read_parquet,
     read_regular,
+    write_parquet,
     write_text,
 )
 from transformer_nfn.io.json_fields import Fields, read_object
@@ -249,9 +249,7 @@ def write_predictions(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
     Columns: ``seed, split`` (val, test or left_out)``, row, run, accuracy, predicted, low, high``,
     the hyperparameters of the run (`CONFIGURATION`), and for a mixed zoo ``kind`` (the size).
     """
-    pa, pq = import_arrow(RunError, "reading predictions")
-    with atomic_file(folder / PREDICTIONS_FILE) as beside:
-        pq.write_table(pa.table(dict(columns)), beside)
+    write_parquet(folder / PREDICTIONS_FILE, columns, RunError)
 
 
 def read_predictions(folder: Path) -> dict[str, np.ndarray]:

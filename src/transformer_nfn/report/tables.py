@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
@@ -74,15 +75,7 @@ def table(
 
 def plain_text(html: str) -> str:
     """The text of simple HTML, for a label."""
-    out, inside = [], False
-    for character in html:
-        if character == "<":
-            inside = True
-        elif character == ">":
-            inside = False
-        elif not inside:
-            out.append(character)
-    return "".join(out)
+    return re.sub("<[^>]*>", "", html)
 
 
 def models_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:

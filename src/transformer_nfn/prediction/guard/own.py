@@ -35,7 +35,7 @@ from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.prediction.training_set import TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import random_folds
 from transformer_nfn.zoo import ModelZoo
-from transformer_nfn.zoo.training.damage import damage_generator
+from transformer_nfn.zoo.training.damage import damage_generator, pruned, shuffled
 
 OWN_GUARD_FILE = "own_guard.safetensors"
 FALSE_ALARMS = 0.05
@@ -64,19 +64,9 @@ def damaged_copies(model: Model, name: str) -> dict[str, Model]:
     blocks = sorted({match[1] for key in tensors if (match := _NUMBER.search(key))})
     at = blocks[int(torch.randint(len(blocks), (), generator=generator))] if blocks else ""
 
-    def shuffled(w: Tensor, share: float = 1.0) -> Tensor:
-        flat = w.flatten().clone()
-        chosen = torch.randperm(len(flat), generator=generator)[: round(share * len(flat))]
-        flat[chosen] = flat[chosen[torch.randperm(len(chosen), generator=generator)]]
-        return flat.view_as(w)
-
     def noisy(w: Tensor) -> Tensor:
         draw = torch.randn(w.shape, generator=generator)
         return (w + NOISE * w.float().std() * draw).to(w.dtype)
-
-    def pruned(w: Tensor) -> Tensor:
-        smallest = w.flatten().abs().argsort()[: round(PRUNED * w.numel())]
-        return w.flatten().index_fill(0, smallest, 0.0).view_as(w)
 
     def in_block(key: str) -> bool:
         match = _NUMBER.search(key)
@@ -91,11 +81,11 @@ def damaged_copies(model: Model, name: str) -> dict[str, Model]:
 
     everywhere = lambda key: True  # noqa: E731
     return {
-        "shuffled": copy(shuffled, everywhere),
-        "half": copy(lambda w: shuffled(w, 0.5), everywhere),
-        "block": copy(shuffled, in_block),
+        "shuffled": copy(lambda w: shuffled(w, 1.0, generator), everywhere),
+        "half": copy(lambda w: shuffled(w, 0.5, generator), everywhere),
+        "block": copy(lambda w: shuffled(w, 1.0, generator), in_block),
         "noise": copy(noisy, everywhere),
-        "pruned": copy(pruned, everywhere),
+        "pruned": copy(lambda w: pruned(w, PRUNED), everywhere),
     }
 
 

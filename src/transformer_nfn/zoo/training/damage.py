@@ -102,14 +102,22 @@ def damage_generator(*identity: object) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def shuffled(w: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """A tensor with a random share of its entries permuted."""
+    flat = w.flatten().clone()
+    chosen = torch.randperm(len(flat), generator=generator)[: round(share * len(flat))]
+    flat[chosen] = flat[chosen[torch.randperm(len(chosen), generator=generator)]]
+    return flat.view_as(w)
+
+
+def pruned(w: Tensor, share: float) -> Tensor:
+    """A tensor with the share of its smallest entries set to zero."""
+    smallest = w.flatten().abs().argsort()[: round(share * w.numel())]
+    return w.flatten().index_fill(0, smallest, 0.0).view_as(w)
+
+
 def _shuffled(patient: Patient, strength: float, generator: torch.Generator) -> tuple[Weights, str]:
-    out = {}
-    for name, w in patient.weights.items():
-        flat = w.flatten().clone()
-        chosen = torch.randperm(len(flat), generator=generator)[: round(strength * len(flat))]
-        flat[chosen] = flat[chosen[torch.randperm(len(chosen), generator=generator)]]
-        out[name] = flat.view_as(w)
-    return out, ""
+    return {name: shuffled(w, strength, generator) for name, w in patient.weights.items()}, ""
 
 
 def _tensor(patient: Patient, _: float, generator: torch.Generator) -> tuple[Weights, str]:
@@ -142,11 +150,7 @@ def _noise(patient: Patient, strength: float, generator: torch.Generator) -> tup
 
 
 def _pruned(patient: Patient, strength: float, _: torch.Generator) -> tuple[Weights, str]:
-    def pruned(w: Tensor) -> Tensor:
-        smallest = w.flatten().abs().argsort()[: round(strength * w.numel())]
-        return w.flatten().index_fill(0, smallest, 0.0).view_as(w)
-
-    return _on_matrices(patient, pruned), ""
+    return _on_matrices(patient, lambda w: pruned(w, strength)), ""
 
 
 def _quantised(patient: Patient, strength: float, _: torch.Generator) -> tuple[Weights, str]:

@@ -68,7 +68,7 @@ class Pass:
         self.networks, self.batch, self.rows = networks, batch, batch * longest
         self.chunks = -(-batch // CHUNK)
         self.tiles = tiles(longest, isinstance(task, ImageTask))
-        self.device = next(iter(task.labels.values())).device  # type: ignore[attr-defined]
+        self.device = next(iter(task.labels.values())).device
         self.positions = network.positions(self.device)
         self.constants = Constants(
             layout(network), D=D, DD=padded(D), DDD=padded(3 * D), F=network.d_ff,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -56,7 +56,6 @@ class ImageTask(Task):
 
     Attributes:
         images: ``uint8 [samples, height + 2·padding, width + 2·padding]`` per split.
-        labels: ``int64 [samples]`` per split.
         pattern: offsets of the pixels of each patch in an image.
         white: value of a white pixel; inputs are ``(x/white − 0.5)/0.5``.
         padding: maximum shift of a random crop of a training image.
@@ -72,12 +71,7 @@ class ImageTask(Task):
     epochs: int
     provenance: dict[str, Any]
     batch_size: int = 128
-    random_subset: bool = True
-
-    @property
-    def num_samples(self) -> dict[Split, int]:  # type: ignore[override]
-        """Samples in each split."""
-        return {split: len(labels) for split, labels in self.labels.items()}
+    random_subset: ClassVar[bool] = True
 
     def batch(self, split: Split, index: Tensor, crop: Tensor | None = None) -> Batch:
         """Patches ``[networks, batch, tokens, patch]``; see `Task.batch`."""

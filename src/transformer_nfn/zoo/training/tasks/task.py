@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class Task(ABC):
     Attributes:
         name: as on the command line.
         sizes: sizes of the networks trained on it.
-        num_samples: samples in each split; ``held`` is held out from training.
+        labels: ``int64 [samples]`` per split; ``held`` is held out from training.
         epochs: default number of epochs.
         batch_size: default samples per step.
         random_subset: whether a train fraction is a random subset or the first rows.
@@ -47,11 +47,16 @@ class Task(ABC):
 
     name: str
     sizes: NetworkSizes
-    num_samples: dict[Split, int]
+    labels: dict[Split, Tensor]
     epochs: int
     batch_size: int
-    random_subset: bool
+    random_subset: ClassVar[bool]
     provenance: dict[str, Any]
+
+    @property
+    def num_samples(self) -> dict[Split, int]:
+        """Samples in each split."""
+        return {split: len(labels) for split, labels in self.labels.items()}
 
     @abstractmethod
     def batch(self, split: Split, index: Tensor, crop: Tensor | None = None) -> Batch:

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import torch
@@ -139,7 +139,6 @@ class TextTask(Task):
     Attributes:
         tokens: ``int32 [samples, longest]`` per split, padded with 0.
         counts: ``int64 [samples]`` per split, words in each sample.
-        labels: ``int64 [samples]`` per split.
         vectors: ``[words + 1, d_model]``.
     """
 
@@ -153,12 +152,7 @@ class TextTask(Task):
     epochs: int
     provenance: dict[str, Any]
     batch_size: int = 128
-    random_subset: bool = False
-
-    @property
-    def num_samples(self) -> dict[Split, int]:  # type: ignore[override]
-        """Samples in each split."""
-        return {split: len(labels) for split, labels in self.labels.items()}
+    random_subset: ClassVar[bool] = False
 
     def batch(self, split: Split, index: Tensor, crop: Tensor | None = None) -> Batch:
         """Word vectors ``[networks, batch, tokens, d_model]``; see `Task.batch`.
