@@ -26,6 +26,15 @@ DEV void sync_some(int barrier, int threads) {
 }
 
 DEV float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEV u32 shuffle_from(u32 x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+DEV bool all_lanes(bool x) { return __all_sync(0xffffffffu, x); }
+
+// A register whose content does not matter.
+DEV u32 unused() {
+    u32 x;
+    asm volatile("" : "=r"(x));
+    return x;
+}
 
 // Two floats rounded to bf16, the first in the low half.
 DEV u32 pack(float low, float high) {
@@ -150,4 +159,19 @@ DEV void store_four(u32 at, const float (&x)[4]) {
                  : "memory");
 }
 
+// Four words in device memory, at a multiple of 16 bytes.
+DEV void load_words(u32 (&x)[4], const u32* at) {
+    asm volatile("ld.global.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "l"(at)
+                 : "memory");
+}
+DEV void load_floats(float (&x)[2], const float* at) {
+    asm volatile("ld.global.v2.f32 {%0,%1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "l"(at) : "memory");
+}
+DEV void store_words(u32* at, const u32 (&x)[4]) {
+    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(x[0]), "r"(x[1]),
+                 "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
 DEV void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }

@@ -239,6 +239,25 @@ DEV float shuffle_xor(float x, int mask) {
     });
     return emulation::to_float(emulation::me().out[0]);
 }
+DEV u32 shuffle_from(u32 x, int lane) {
+    emulation::me().in[0] = x;
+    emulation::me().in[1] = static_cast<u32>(lane);
+    emulation::together([](emulation::Lane* lanes) {
+        for (int i = 0; i < emulation::LANES; ++i) lanes[i].out[0] = lanes[lanes[i].in[1]].in[0];
+    });
+    return emulation::me().out[0];
+}
+DEV bool all_lanes(bool x) {
+    emulation::me().in[0] = x;
+    emulation::together([](emulation::Lane* lanes) {
+        u32 all = 1;
+        for (int i = 0; i < emulation::LANES; ++i) all &= lanes[i].in[0];
+        for (int i = 0; i < emulation::LANES; ++i) lanes[i].out[0] = all;
+    });
+    return emulation::me().out[0];
+}
+
+DEV u32 unused() { return 0x7fff7fff; }  // NaN
 
 DEV u32 pack(float low, float high) {
     return emulation::bf16(low) | (emulation::bf16(high) << 16);
@@ -331,6 +350,15 @@ DEV void load_two(float (&x)[2], u32 at) { std::memcpy(x, emulation::shared_at(a
 DEV void load_four(float (&x)[4], u32 at) { std::memcpy(x, emulation::shared_at(at), 16); }
 DEV void store_four(u32 at, const float (&x)[4]) { std::memcpy(emulation::shared_at(at), x, 16); }
 
+DEV void load_words(u32 (&x)[4], const u32* at) {
+    if (reinterpret_cast<uintptr_t>(at) % 16) emulation::fail("words not at a multiple of 16 bytes");
+    std::memcpy(x, at, 16);
+}
+DEV void load_floats(float (&x)[2], const float* at) { std::memcpy(x, at, 8); }
+DEV void store_words(u32* at, const u32 (&x)[4]) {
+    if (reinterpret_cast<uintptr_t>(at) % 16) emulation::fail("words not at a multiple of 16 bytes");
+    std::memcpy(at, x, 16);
+}
 DEV void prefetch(const void*) {}
 
 #pragma GCC pop_options

@@ -88,6 +88,8 @@ struct Lanes {
 
 // Whether a sample has this row tile; a warp always has two.
 DEV bool exists(int tile) { return TILES == 4 || tile < TILES; }
+// Blocks of rows that a sample has of this row tile: 0, 1 or 2.
+DEV int rows_in(int tile) { return 2 * tile + 1 < ROWS ? 2 : 2 * tile < ROWS ? 1 : 0; }
 
 DEV void clear(float (&c)[4]) { c[0] = c[1] = c[2] = c[3] = 0; }
 
@@ -100,21 +102,23 @@ DEV float quad_max(float x) {
     return fmaxf(x, shuffle_xor(x, 2));
 }
 
-DEV void to_operand(u32 (&out)[4], const float (&left)[4], const float (&right)[4]) {
+// Functions with `rows` leave out the second block of a tile's rows if it is 1; products of rows
+// that are not there go nowhere.
+DEV void to_operand(u32 (&out)[4], const float (&left)[4], const float (&right)[4], int rows = 2) {
     out[0] = pack(left[0], left[1]);
-    out[1] = pack(left[2], left[3]);
+    out[1] = rows == 2 ? pack(left[2], left[3]) : unused();
     out[2] = pack(right[0], right[1]);
-    out[3] = pack(right[2], right[3]);
+    out[3] = rows == 2 ? pack(right[2], right[3]) : unused();
 }
-DEV void to_positive(u32 (&out)[4], const float (&left)[4], const float (&right)[4]) {
+DEV void to_positive(u32 (&out)[4], const float (&left)[4], const float (&right)[4], int rows) {
     out[0] = pack_positive(left[0], left[1]);
-    out[1] = pack_positive(left[2], left[3]);
+    out[1] = rows == 2 ? pack_positive(left[2], left[3]) : unused();
     out[2] = pack_positive(right[0], right[1]);
-    out[3] = pack_positive(right[2], right[3]);
+    out[3] = rows == 2 ? pack_positive(right[2], right[3]) : unused();
 }
-DEV void to_operand(Fragment& out, const Tile& x) {
-    to_operand(out[0], x[0], x[1]);
-    to_operand(out[1], x[2], x[3]);
+DEV void to_operand(Fragment& out, const Tile& x, int rows = 2) {
+    to_operand(out[0], x[0], x[1], rows);
+    to_operand(out[1], x[2], x[3], rows);
 }
 // The entries of a fragment where accumulators have them.
 DEV void to_tile(Tile& out, const Fragment& x) {
@@ -128,9 +132,9 @@ DEV void to_tile(Tile& out, const Fragment& x) {
 }
 
 // Zero the entries that dropout drops; `words` are the masks of rows `row` and `row + 8`.
-DEV void drop(Tile& x, const u32 (&words)[2], int pair) {
+DEV void drop(Tile& x, const u32 (&words)[2], int pair, int rows) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < rows; ++r) {
         u32 word = words[r] >> (2 * pair);
 #pragma unroll
         for (int n = 0; n < 4; ++n)
@@ -169,20 +173,17 @@ DEV float sum_of(const Tile& x, const Tile& y, int r) {
 }
 
 // Normalise the rows of scale·x; `factor` is what their deviations from the mean are multiplied by.
-DEV void layer_norm(Tile& x, float (&factor)[2], float scale) {
+DEV void layer_norm(Tile& x, float (&factor)[2], float scale, int rows) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < rows; ++r) {
         float mean = quad_sum(sum_of(x, r)) * (1.0f / D);
+        float variance = fmaxf(quad_sum(sum_of(x, x, r)) * (1.0f / D) - mean * mean, 0.0f);
+        factor[r] = scale * reciprocal_root(variance * (scale * scale) + 1e-5f);
+        float shift = -mean * factor[r];
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
-            for (int e = 0; e < 2; ++e) x[n][2 * r + e] -= mean;
-        float square = quad_sum(sum_of(x, x, r));
-        factor[r] = scale * reciprocal_root(square * (scale * scale / D) + 1e-5f);
-#pragma unroll
-        for (int n = 0; n < 4; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) x[n][2 * r + e] *= factor[r];
+            for (int e = 0; e < 2; ++e) x[n][2 * r + e] = x[n][2 * r + e] * factor[r] + shift;
     }
 }
 
@@ -204,28 +205,27 @@ DEV void layer_norm_backward(Tile& dy, const Fragment& normed, const float (&fac
     }
 }
 
-// A row tile from or to blocks in device memory; what is past the end is read as
-// some other block, and its results are never stored.
-DEV void load_tile(Fragment& x, const u32* matrix, int tile, int lane) {
-    const u32* at = matrix + (exists(tile) ? tile : 0) * 64 + lane;
-    const u32* odd = at + (2 * tile + 1 < ROWS ? 32 : 0);
-#pragma unroll
-    for (int k = 0; k < 2; ++k)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const u32* from = i % 2 ? odd : at;
-            x[k][i] = from[(2 * k + i / 2) * ROWS * 32];
-        }
+// Row tile `first` + `i` from or to a matrix in device memory, where the four registers of a lane
+// follow each other; so do those of an odd last block of rows. A tile past the end is the first.
+DEV void load_tile(Fragment& x, const u32* matrix, int first, int i, int lane) {
+    const int tile = exists(first + i) ? first + i : 0;
+    const bool half = ODD && i == (TILES - 1) % 2 && tile == TILES - 1;
+    const u32* at = matrix + tile * 256 + lane * 4;
+    load_words(x[0], at);
+    load_words(x[1], at + (half ? 0 : 128));
+    x[1][0] = half ? x[0][2] : x[1][0];
+    x[1][2] = half ? x[0][3] : x[1][2];
+    x[0][2] = half ? x[0][1] : x[0][2];
 }
-DEV void keep_tile(u32* matrix, const Fragment& x, int tile, int lane) {
-    u32* at = matrix + tile * 64 + lane;
-#pragma unroll
-    for (int k = 0; k < 2; ++k)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            bool there = exists(tile) && (i % 2 == 0 || 2 * tile + 1 < ROWS);
-            if (there) at[((2 * k + i / 2) * ROWS + i % 2) * 32] = x[k][i];
-        }
+DEV void keep_tile(u32* matrix, const Fragment& x, int first, int i, int lane) {
+    u32* at = matrix + (first + i) * 256 + lane * 4;
+    if (ODD && i == (TILES - 1) % 2 && first + i == TILES - 1) {
+        const u32 half[4] = {x[0][0], x[0][2], x[1][0], x[1][2]};
+        store_words(at, half);
+    } else if (exists(first + i)) {
+        store_words(at, x[0]);
+        store_words(at + 128, x[1]);
+    }
 }
 
 // 16 rows and columns to blocks in shared memory; a block row past the end goes to `trash`.
@@ -279,38 +279,42 @@ DEV void load_block(u32 to, const float* from) {
 }
 
 // c = x·W + c0 for 8 outputs: `w` are their blocks, D inputs high.
-DEV void project(float (&c)[2][4], const Fragment (&x)[2], u32 w, const float (&c0)[4],
+template <int COUNT>
+DEV void project(float (&c)[COUNT][4], const Fragment (&x)[COUNT], u32 w, const float (&c0)[4],
                  const Lanes& l) {
     u32 b[4];
     load_transposed(b, w + l.contiguous);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < COUNT; ++i) {
         mma(c[i], x[i][0], b[0], b[1], c0);
         add_product(c[i], x[i][1], b[2], b[3]);
     }
 }
 
-// Numbers of columns are stored as accumulators have them: those of a pair of columns, twice.
-DEV u32 quad_of(int column) { return column / 2 * 16; }
-DEV void store_quad(u32 at, int column, float x) {
-    u32 to = at + quad_of(column) + column % 2 * 4;
-    store_float(to, x);
-    store_float(to + 8, x);
+// Numbers of a lane's two columns, equal in all rows, as start values of accumulators.
+DEV void load_columns(float (&c)[4], u32 at, int column) {
+    float x[2];
+    load_two(x, at + column * 4);
+    c[0] = c[2] = x[0];
+    c[1] = c[3] = x[1];
 }
 
-// q, k and v of two row tiles, to three matrices that follow each other from `to` on.
-DEV void project_qkv(const Fragment (&z)[2], u32 w, u32 to, int first, const Lanes& l, u32 trash) {
+// q, k and v of row tiles from `first` on, to three matrices that follow each other from `to` on;
+// `rows` is of the last one.
+template <int COUNT>
+DEV void project_qkv(const Fragment (&z)[COUNT], u32 w, u32 to, int first, int rows, const Lanes& l,
+                     u32 trash) {
 #pragma unroll
     for (int n = 0; n < 3 * D / 16; ++n) {
-        float c[2][2][4];  // [8 columns][tile]
+        float c[2][COUNT][4];  // [8 columns][tile]
         const float zero[4] = {0, 0, 0, 0};
 #pragma unroll
         for (int half = 0; half < 2; ++half)
             project(c[half], z, w + (2 * n + half) * (D / 8) * BLOCK, zero, l);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < COUNT; ++i) {
             u32 out[4];
-            to_operand(out, c[0][i], c[1][i]);
+            to_operand(out, c[0][i], c[1][i], i == COUNT - 1 ? rows : 2);
             if (exists(first + i)) put(to, 2 * n, first + i, out, l, trash);
         }
     }
@@ -333,18 +337,35 @@ DEV const u8* image_of(const Step& s, int m, int step, int n) {
     return s.images + (i64)sample * s.wide * s.wide + down * s.wide + right;
 }
 
-// 16 patches as an operand; white is 1, black −1.
-DEV void patches(u32 (&out)[4], const Step& s, const u8* image, int tile, const Lanes& l) {
+// Where a lane's four pixels of a patch are, from the first one on.
+struct Pixels {
+    int at[4];
+    DEV Pixels(const Step& s, const Lanes& l) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int pixel = 2 * l.pair + i / 2 * 8 + i % 2;
+            at[i] = pixel < PATCH ? s.table[pixel] : 0;
+        }
+    }
+};
+// 16 patches as an operand; white is 1, black −1. The second block of rows only if `rows` is 2.
+DEV void patches(u32 (&out)[4], const Step& s, const u8* image, const Pixels& pixels, int tile,
+                 int rows, const Lanes& l) {
     float factor = 2.0f / s.white;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        int row = 16 * tile + l.row + 8 * (i % 2), pixel = 2 * l.pair + 8 * (i / 2);
+    for (int r = 0; r < 2; ++r) {
+        if (r >= rows) {
+            out[r] = unused(), out[2 + r] = unused();
+            continue;
+        }
+        int row = 16 * tile + l.row + 8 * r;
         const u8* patch = image + s.table[(row < TOKENS ? row : TOKENS - 1) * PATCH];
-        float value[2];
+        float value[4];
 #pragma unroll
-        for (int e = 0; e < 2; ++e)
-            value[e] = pixel + e < PATCH ? patch[s.table[pixel + e]] * factor - 1.0f : 0.0f;
-        out[i] = pack(value[0], value[1]);
+        for (int i = 0; i < 4; ++i)
+            value[i] = 2 * l.pair + i / 2 * 8 + i % 2 < PATCH ? patch[pixels.at[i]] * factor - 1.0f : 0.0f;
+        out[r] = pack(value[0], value[1]);
+        out[2 + r] = pack(value[2], value[3]);
     }
 }
 
@@ -352,16 +373,26 @@ DEV void patches(u32 (&out)[4], const Step& s, const u8* image, int tile, const 
 DEV const int* masks_of(const Step& s, int m, int n, int row) {
     return s.bits + ((i64)m * SITES * s.batch + n) * TOKENS + row;
 }
-// Those of the rows of a tile at any site; nothing is kept of rows past the end.
-DEV void mask_words(u32 (&words)[2], const Step& s, const int* masks, int site, int tile, int row) {
+// Those of the rows of a tile at any site; nothing is kept of rows past the end, or if not `there`.
+DEV void mask_words(u32 (&words)[2], const Step& s, const int* masks, int site, int tile, int row,
+                    bool there) {
     const int* at = masks + (i64)(site * s.batch * TOKENS + 16 * tile);
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-        words[r] = 16 * tile + 8 * r + row < TOKENS ? (u32)at[8 * r] : 0u;
+        words[r] = there && 16 * tile + 8 * r + row < TOKENS ? (u32)at[8 * r] : 0u;
+}
+// A lane's mask of the 32 rows of two tiles; and those of its rows of each tile, from all lanes.
+DEV u32 rows_masks(const Step& s, const int* masks, int site, int first, int lane) {
+    const int* at = masks + (i64)(site * s.batch * TOKENS + 16 * first);
+    return 16 * first + lane < TOKENS ? (u32)*at : 0u;
+}
+DEV void masks_of_tiles(u32 (&words)[2][2], u32 mask, int row) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i / 2][i % 2] = shuffle_from(mask, 8 * i + row);
 }
 DEV void keep_rows(float* to, const float (&x)[2], int tile, const Lanes& l) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
+    for (int r = 0; r < rows_in(tile); ++r)
         if (l.pair == 0) to[16 * tile + l.row + 8 * r] = x[r];
 }
 DEV void rows_of(float (&x)[2], const float* from, int tile, const Lanes& l) {
@@ -373,101 +404,134 @@ DEV void rows_of(float (&x)[2], const float* from, int tile, const Lanes& l) {
 // A warp has a sample, from its pixels to the mean token. Its q, k and v are in shared memory.
 
 constexpr int F_EMBEDDING = BLOCKS * S_BLOCK, F_BIAS = F_EMBEDDING + 16 * D * 2;
-constexpr int F_BLOCK_BIAS = (F + D) * 8;  // b_A, b_B as float32, twice
+constexpr int F_BLOCK_BIAS = (F + D) * 4;  // b_A, b_B as float32
 constexpr int F_QKV = F_BIAS + BLOCKS * F_BLOCK_BIAS + D * 4;
 constexpr int F_SAMPLE = 12 * ROWS * BLOCK + BLOCK;
 constexpr int FORWARD_SHARED = F_QKV + WARPS * F_SAMPLE;
 static_assert(FORWARD_SHARED <= 230400, "shared memory");
 
-// One head of two row tiles of queries: softmax(q·kᵀ)·v as operands of the output projection.
-DEV void attend(Fragment (&a)[2], float* lse, u32 qkv, int head, int first, const Lanes& l) {
-    u32 q[2][4], b[4];
-    const u32 query = qkv + 2 * head * ROWS * BLOCK;
-    const u32 key = query + 4 * ROWS * BLOCK, value = key + 4 * ROWS * BLOCK;
-    float score[2][ROWS + 1][4], top[2][2];
+// Scores of two row tiles minus the maximum of their row over the keys there are.
+DEV void subtract_top(float (&score)[2][ROWS + 1][4], float (&top)[2][2], int pair) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-        load_matrices(q[i], query + 2 * (exists(first + i) ? first + i : first) * BLOCK + l.rows_first);
-#pragma unroll
-    for (int n = 0; n < ROWS; n += 2) {
-        const float zero[4] = {0, 0, 0, 0};
-        load_matrices(b, key + n * BLOCK + l.columns_first);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            mma(score[i][n], q[i], b[0], b[1], zero);
-            if (n + 1 < ROWS) mma(score[i][n + 1], q[i], b[2], b[3], zero);
-        }
-    }
-    // Probabilities as left operands, 16 keys each; they are divided by their sums at the end.
-    u32 p[2][TILES][4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int n = TOKENS / 8; n < ROWS; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                if (8 * n + 2 * l.pair + e % 2 >= TOKENS) score[i][n][e] = -1e30f;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float most = -1e30f;
 #pragma unroll
             for (int n = 0; n < ROWS; ++n)
-                most = fmaxf(most, fmaxf(score[i][n][2 * r], score[i][n][2 * r + 1]));
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    if (8 * n + 2 * pair + e < TOKENS) most = fmaxf(most, score[i][n][2 * r + e]);
             top[i][r] = quad_max(most);
 #pragma unroll
             for (int n = 0; n < ROWS; ++n)
-                p[i][n / 2][2 * (n % 2) + r] = pack(exp2_of(score[i][n][2 * r] - top[i][r]),
-                                                    exp2_of(score[i][n][2 * r + 1] - top[i][r]));
+#pragma unroll
+                for (int e = 0; e < 2; ++e) score[i][n][2 * r + e] -= top[i][r];
         }
-    }
-    // The last product is with a matrix of ones: the sums of the rows.
-    float out[2][3][4];
+}
+
+// One head of two row tiles of queries: softmax(q·kᵀ)·v as operands of the output projection.
+// Exponentials of the scores as they are; only if a sum leaves the range in which that is exact,
+// again with the maxima of the rows subtracted.
+DEV void attend(Fragment (&a)[2], float* lse, u32 qkv, int head, int first, const Lanes& l) {
+    const u32 query = qkv + 2 * head * ROWS * BLOCK;
+    const u32 key = query + 4 * ROWS * BLOCK, value = key + 4 * ROWS * BLOCK;
+    float top[2][2] = {}, out[2][3][4];
+#pragma unroll 1
+    for (bool shifted = false;; shifted = true) {
+        u32 q[2][4], b[4];
+        float score[2][ROWS + 1][4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
+        for (int i = 0; i < 2; ++i) {
+            int tile = exists(first + i) ? first + i : first;
+            load_matrices(q[i], query + 2 * tile * BLOCK + l.rows_first);
+        }
 #pragma unroll
-        for (int n = 0; n < 3; ++n) clear(out[i][n]);
+        for (int n = 0; n < ROWS; n += 2) {
+            const float zero[4] = {0, 0, 0, 0};
+            load_matrices(b, key + n * BLOCK + l.columns_first);
 #pragma unroll
-    for (int k = 0; k < TILES; ++k) {
-        load_transposed(b, value + 2 * k * BLOCK + l.rows_first);
+            for (int i = 0; i < 2; ++i) {
+                mma(score[i][n], q[i], b[0], b[1], zero);
+                if (n + 1 < ROWS) mma(score[i][n + 1], q[i], b[2], b[3], zero);
+            }
+        }
+        if (shifted) subtract_top(score, top, l.pair);
+        // Probabilities as left operands, 16 keys each; they are divided by their sums at the end.
+        u32 p[2][TILES][4];
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            if (k < HALVES) {
-                add_product(out[i][0], p[i][k], b[0], b[1]);
-                add_product(out[i][1], p[i][k], b[2], b[3]);
-                add_product(out[i][2], p[i][k], ONES, ONES);
-            } else {
-                mma_half(out[i][0], p[i][k][0], p[i][k][1], b[0]);
-                mma_half(out[i][1], p[i][k][0], p[i][k][1], b[2]);
-                mma_half(out[i][2], p[i][k][0], p[i][k][1], ONES);
-            }
+#pragma unroll
+            for (int n = 0; n < ROWS; ++n)
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    u32& pair = p[i][n / 2][2 * (n % 2) + r];
+                    if (r >= rows_in(first + i)) {
+                        pair = unused();
+                        continue;
+                    }
+                    pair = pack(exp2_of(score[i][n][2 * r]),
+                                8 * n + 1 < TOKENS ? exp2_of(score[i][n][2 * r + 1]) : 0.0f);
+                    // Of the last block, keys past the end.
+                    if (8 * n + 2 * l.pair >= TOKENS) pair = 0;
+                    if (8 * n + 2 * l.pair + 1 >= TOKENS) pair &= 0xffffu;
+                }
+        // The last product is with a matrix of ones: the sums of the rows.
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int n = 0; n < 3; ++n) clear(out[i][n]);
+#pragma unroll
+        for (int k = 0; k < TILES; ++k) {
+            load_transposed(b, value + 2 * k * BLOCK + l.rows_first);
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (k < HALVES) {
+                    add_product(out[i][0], p[i][k], b[0], b[1]);
+                    add_product(out[i][1], p[i][k], b[2], b[3]);
+                    add_product(out[i][2], p[i][k], ONES, ONES);
+                } else {
+                    mma_half(out[i][0], p[i][k][0], p[i][k][1], b[0]);
+                    mma_half(out[i][1], p[i][k][0], p[i][k][1], b[2]);
+                    mma_half(out[i][2], p[i][k][0], p[i][k][1], ONES);
+                }
+        }
+        bool exact = true;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int r = 0; r < rows_in(first + i); ++r)
+                exact &= out[i][2][2 * r] > 1e-30f && out[i][2][2 * r] < 1e30f;
+        if (shifted || all_lanes(exact)) break;
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
+        for (int r = 0; r < rows_in(first + i); ++r) {
             float sum = out[i][2][2 * r], total = reciprocal(sum);
             top[i][r] += log2_of(sum);
 #pragma unroll
             for (int e = 0; e < 4; ++e) out[i][e / 2][2 * r + e % 2] *= total;
         }
         keep_rows(lse, top[i], first + i, l);
-        to_operand(a[i][head], out[i][0], out[i][1]);
+        to_operand(a[i][head], out[i][0], out[i][1], rows_in(first + i));
     }
 }
 
 // y = relu(x·W_A + b_A)·W_B + b_B of two row tiles, 16 neurons at a time.
-DEV void mlp(Tile (&y)[2], const Fragment (&x)[2], u32 w, u32 bias, const Lanes& l) {
+DEV void mlp(Tile (&y)[2], const Fragment (&x)[2], u32 w, u32 bias, int first, const Lanes& l) {
 #pragma unroll
     for (int f = 0; f < F / 16; ++f) {
         float h[2][2][4], b_a[4];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            load_four(b_a, bias + quad_of(16 * f + 8 * half + 2 * l.pair));
+            load_columns(b_a, bias, 16 * f + 8 * half + 2 * l.pair);
             project(h[half], x, w + S_A + (2 * f + half) * (D / 8) * BLOCK, b_a, l);
         }
         u32 operand[2][4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) to_positive(operand[i], h[0][i], h[1][i]);
+        for (int i = 0; i < 2; ++i)
+            to_positive(operand[i], h[0][i], h[1][i], rows_in(first + i));
 #pragma unroll
         for (int n = 0; n < 4; n += 2) {
             u32 b[4];
@@ -475,7 +539,7 @@ DEV void mlp(Tile (&y)[2], const Fragment (&x)[2], u32 w, u32 bias, const Lanes&
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 float b_b[4];
-                if (f == 0) load_four(b_b, bias + quad_of(F + 8 * (n + half) + 2 * l.pair));
+                if (f == 0) load_columns(b_b, bias, F + 8 * (n + half) + 2 * l.pair);
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
                     if (f == 0)
@@ -499,7 +563,7 @@ DEV void forward_samples(const Step& s) {
         load_block<THREADS>(base + b * S_BLOCK, from);
         u32 bias = base + F_BIAS + b * F_BLOCK_BIAS;
         for (int i = thread(); i < F + D; i += THREADS)
-            store_quad(bias, i, i < F ? from[B_A + i] : from[B_B + i - F]);
+            store_float(bias + i * 4, i < F ? from[B_A + i] : from[B_B + i - F]);
     }
     Weights<PATCH, D, THREADS> embedding;
     embedding.load(w);
@@ -520,65 +584,85 @@ DEV void forward_samples(const Step& s) {
         u32* kept = s.kept + sample * KEPT * MATRIX;
         float* stats = s.stats + sample * STATS * STAT_ROWS;
         const u8* image = image_of(s, m, step, n);
-        const int* masks = masks_of(s, m, n, l.row);
+        const Pixels pixels(s, l);
+        const int* masks = masks_of(s, m, n, l.lane);
         float factor[2];
-        u32 words[2];
-#pragma unroll 1
-        for (int tile = 0; tile < TILES; ++tile) {
-            u32 x[4], b[4];
-            Tile c;
-            Fragment z;
-            patches(x, s, image, tile, l);
+#pragma unroll
+        for (int first = 0; first < TILES; first += 2) {
+            u32 x[2][4], b[4], words[2][2], mask = rows_masks(s, masks, 0, first, l.lane);
+            Tile c[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                patches(x[i], s, image, pixels, first + i, rows_in(first + i), l);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 float bias[2];
                 load_two(bias, embedding_bias + (8 * k + 2 * l.pair) * 4);
 #pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    int row = 16 * tile + l.row + 8 * (e / 2);
-                    row = row < TOKENS ? row : TOKENS - 1;
-                    c[k][e] = s.positions[row * D + 8 * k + 2 * l.pair + e % 2] + bias[e % 2];
-                }
+                for (int i = 0; i < 2; ++i)
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        int row = 16 * (first + i) + l.row + 8 * r;
+                        float position[2] = {0, 0};
+                        if (r < rows_in(first + i))
+                            load_floats(position, s.positions + (row < TOKENS ? row : TOKENS - 1) * D +
+                                                      8 * k + 2 * l.pair);
+                        c[i][k][2 * r] = position[0] + bias[0];
+                        c[i][k][2 * r + 1] = position[1] + bias[1];
+                    }
             }
 #pragma unroll
             for (int k = 0; k < 4; k += 2) {
                 load_transposed(b, base + F_EMBEDDING + k * 2 * BLOCK + l.contiguous);
-                add_product(c[k], x, b[0], b[1]);
-                add_product(c[k + 1], x, b[2], b[3]);
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    add_product(c[i][k], x[i], b[0], b[1]);
+                    add_product(c[i][k + 1], x[i], b[2], b[3]);
+                }
             }
-            mask_words(words, s, masks, 0, tile, l.row);
-            drop(c, words, l.pair);
-            layer_norm(c, factor, scale);
-            to_operand(z, c);
-            keep_tile(kept, z, tile, l.lane);
-            keep_rows(stats + HEADS * STAT_ROWS, factor, tile, l);
-            put(qkv, tile, z, l, trash);
+            masks_of_tiles(words, mask, l.row);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int rows = rows_in(first + i);
+                Fragment z;
+                drop(c[i], words[i], l.pair, rows);
+                layer_norm(c[i], factor, scale, rows);
+                to_operand(z, c[i], rows);
+                keep_tile(kept, z, first, i, l.lane);
+                keep_rows(stats + HEADS * STAT_ROWS, factor, first + i, l);
+                if (exists(first + i)) put(qkv, first + i, z, l, trash);
+            }
         }
         float mean[4][2] = {};
 #pragma unroll 1
         for (int block = 0; block < BLOCKS; ++block) {
             const u32 weights = base + block * S_BLOCK;
             float* stat = stats + block * (HEADS + 2) * STAT_ROWS;
+            const bool last = block == BLOCKS - 1;
+            const int next = last ? (HEADS + 2) * BLOCKS : (block + 1) * (HEADS + 2) + HEADS;
             sync_warp();
-#pragma unroll 1
-            for (int first = 0; first < TILES; first += 2) {
-                Fragment z[2];
-                get(z[0], qkv, first, l);
-                get(z[1], qkv, exists(first + 1) ? first + 1 : first, l);
+            {
+                Fragment z[TILES];
+#pragma unroll
+                for (int i = 0; i < TILES; ++i) get(z[i], qkv, i, l);
                 sync_warp();
-                project_qkv(z, weights + S_QKV, qkv, first, l, trash);
+                project_qkv(z, weights + S_QKV, qkv, 0, rows_in(TILES - 1), l, trash);
             }
             sync_warp();
-#pragma unroll 1
+#pragma unroll
             for (int first = 0; first < TILES; first += 2) {
                 Fragment x[2];
                 Tile c[2];
+                // Loaded before they are needed.
+                const u32 mask_a = rows_masks(s, masks, 1 + 2 * block, first, l.lane);
+                const u32 mask_b = rows_masks(s, masks, 2 + 2 * block, first, l.lane);
+                u32 words[2][2];
 #pragma unroll
                 for (int head = 0; head < HEADS; ++head)
                     attend(x, stat + head * STAT_ROWS, qkv, head, first, l);
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
-                    keep_tile(kept + (3 * block + 1) * MATRIX, x[i], first + i, l.lane);
+                    keep_tile(kept + (3 * block + 1) * MATRIX, x[i], first, i, l.lane);
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     float y[2][4];
@@ -590,31 +674,31 @@ DEV void forward_samples(const Step& s) {
                         c[1][k][e] = y[1][e];
                     }
                 }
+                masks_of_tiles(words, mask_a, l.row);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    mask_words(words, s, masks, 1 + 2 * block, first + i, l.row);
-                    drop(c[i], words, l.pair);
-                    layer_norm(c[i], factor, scale);
-                    to_operand(x[i], c[i]);
-                    keep_tile(kept + (3 * block + 2) * MATRIX, x[i], first + i, l.lane);
+                    const int rows = rows_in(first + i);
+                    drop(c[i], words[i], l.pair, rows);
+                    layer_norm(c[i], factor, scale, rows);
+                    to_operand(x[i], c[i], rows);
+                    keep_tile(kept + (3 * block + 2) * MATRIX, x[i], first, i, l.lane);
                     keep_rows(stat + (HEADS + 1) * STAT_ROWS, factor, first + i, l);
                 }
-                mlp(c, x, weights, base + F_BIAS + block * F_BLOCK_BIAS, l);
+                mlp(c, x, weights, base + F_BIAS + block * F_BLOCK_BIAS, first, l);
+                masks_of_tiles(words, mask_b, l.row);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    mask_words(words, s, masks, 2 + 2 * block, first + i, l.row);
-                    drop(c[i], words, l.pair);
-                    layer_norm(c[i], factor, scale);
-                    to_operand(x[i], c[i]);
-                    keep_tile(kept + (3 * block + 3) * MATRIX, x[i], first + i, l.lane);
-                    bool last = block == BLOCKS - 1;
-                    int next = last ? (HEADS + 2) * BLOCKS : (block + 1) * (HEADS + 2) + HEADS;
+                    const int rows = rows_in(first + i);
+                    drop(c[i], words[i], l.pair, rows);
+                    layer_norm(c[i], factor, scale, rows);
+                    to_operand(x[i], c[i], rows);
+                    keep_tile(kept + (3 * block + 3) * MATRIX, x[i], first, i, l.lane);
                     keep_rows(stats + next * STAT_ROWS, factor, first + i, l);
                     if (last) {
 #pragma unroll
                         for (int k = 0; k < 4; ++k)
 #pragma unroll
-                            for (int e = 0; e < 4; ++e) mean[k][e % 2] += c[i][k][e];
+                            for (int e = 0; e < 2 * rows; ++e) mean[k][e % 2] += c[i][k][e];
                     } else if (exists(first + i)) {
                         put(qkv, first + i, x[i], l, trash);
                     }
@@ -647,135 +731,161 @@ constexpr int C_Y = 0, C_DOUT = 4, C_H = 8, C_DH = 16;
 constexpr int C_A = 0, C_DY = 4, C_DA = 8, C_Z = 12, C_QKV = 16, COLUMNS = 28;
 constexpr int C_DX = 0, C_PATCHES = 4;
 constexpr int COLUMN = ROWS * BLOCK;
-constexpr int SAMPLE_STATS = COLUMNS * COLUMN;  // minus log-sums, then minus products of da and a
-constexpr int SAMPLE_BYTES = SAMPLE_STATS + 2 * HEADS * PADDED * 8;
-constexpr int B_BIAS = S_BLOCK, TRASH = B_BIAS + F * 8, B_SUMS = TRASH + BLOCK;
+// Of each pair of queries of a head: minus log-sums, then minus products of da and a.
+constexpr int SAMPLE_STATS = COLUMNS * COLUMN, SAMPLE_BYTES = SAMPLE_STATS + HEADS * PADDED * 8;
+constexpr int B_BIAS = S_BLOCK, TRASH = B_BIAS + F * 4, B_SUMS = TRASH + BLOCK;
 constexpr int PART = 32 * 32 * 4;  // bytes of a part of a gradient
 constexpr int B_SAMPLES = B_SUMS + 4 * GROUPS * PART;
 constexpr int BACKWARD_SHARED = B_SAMPLES + SAMPLES * SAMPLE_BYTES;
 static_assert(SAMPLE_BYTES % 16 == 0 && BACKWARD_SHARED <= 230400, "shared memory");
 
-// Where a part in shared memory has an entry: blocks of 16×8, each four numbers of 32 lanes.
+// Where accumulators in shared memory have an entry: blocks of 16×8, each four numbers of 32 lanes.
 DEV u32 entry_of(u32 row, u32 column) {
-    u32 lane = row % 8 * 4 + column % 8 / 2, entry = row % 16 / 8 * 2 + column % 2;
-    return (row / 16 * 4 + column / 8) * 512 + lane * 16 + entry * 4;
+    u32 lane = row % 8 * 4 + column % 8 / 2, entry = row / 8 * 2 + column % 2;
+    return column / 8 * 512 + lane * 16 + entry * 4;
 }
 
-typedef float Part[2][4][4];  // a 32×32 part of a gradient: [16 rows][8 columns][entry]
+// A 32×32 part of a transposed gradient: [16 outputs][8 inputs][entry].
+typedef float Part[2][4][4];
 
-// part += xᵀ·dy over 16 rows, in two blocks of rows `apart` bytes from each other.
+// part += dyᵀ·x over 16 rows, in two blocks of rows `apart` bytes from each other; `sums` are of
+// the columns of dy.
 template <bool WITH_SUMS>
-DEV void add_rows(Part& part, float (&sums)[4][4], u32 x, u32 dy, u32 apart, const Lanes& l) {
+DEV void add_rows(Part& part, float (&sums)[2][4], u32 dy, u32 x, u32 apart, const Lanes& l) {
     u32 a[2][4], b[4];
-    const u32 ones[4] = {ONES, ONES, ONES, ONES};
-    load_transposed(a[0], x + l.grid(COLUMN, apart));
-    load_transposed(a[1], x + 2 * COLUMN + l.grid(COLUMN, apart));
+    load_transposed(a[0], dy + l.grid(COLUMN, apart));
+    load_transposed(a[1], dy + 2 * COLUMN + l.grid(COLUMN, apart));
 #pragma unroll
     for (int n = 0; n < 4; n += 2) {
-        load_transposed(b, dy + n * COLUMN + l.grid(apart, COLUMN));
+        load_transposed(b, x + n * COLUMN + l.grid(apart, COLUMN));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             add_product(part[i][n], a[i], b[0], b[1]);
             add_product(part[i][n + 1], a[i], b[2], b[3]);
         }
-        if (WITH_SUMS) {
-            add_product(sums[n], ones, b[0], b[1]);
-            add_product(sums[n + 1], ones, b[2], b[3]);
-        }
+    }
+    if (WITH_SUMS) {
+        add_product(sums[0], a[0], ONES, ONES);
+        add_product(sums[1], a[1], ONES, ONES);
     }
 }
 // The same over two samples; an odd last block of rows is taken of both at once.
 template <bool WITH_SUMS>
-DEV void add_samples(Part& part, float (&sums)[4][4], u32 x, u32 dy, const Lanes& l) {
+DEV void add_samples(Part& part, float (&sums)[2][4], u32 dy, u32 x, const Lanes& l) {
 #pragma unroll 1
     for (u32 sample = 0; sample < 2 * SAMPLE_BYTES; sample += SAMPLE_BYTES)
 #pragma unroll
         for (int k = 0; k < HALVES; ++k) {
             u32 at = sample + 2 * k * BLOCK;
-            add_rows<WITH_SUMS>(part, sums, x + at, dy + at, BLOCK, l);
+            add_rows<WITH_SUMS>(part, sums, dy + at, x + at, BLOCK, l);
         }
     if (ODD) {
         u32 at = (ROWS - 1) * BLOCK;
-        add_rows<WITH_SUMS>(part, sums, x + at, dy + at, SAMPLE_BYTES, l);
+        add_rows<WITH_SUMS>(part, sums, dy + at, x + at, SAMPLE_BYTES, l);
     }
 }
 
-// Gradients of q, k and v of a head, in their place. Keys are rows, 16 at a time, and queries
+DEV u32 query_stat(u32 sample, int head, int query) {
+    return sample + SAMPLE_STATS + (head * PADDED + query) / 2 * 16 + query % 2 * 4;
+}
+
+// Gradients of q, k and v of a head, in their place. Keys are rows, 32 at a time, and queries
 // columns: only the gradient of the scores is transposed, in registers. The gradient of a query is
 // that of the multiplied one.
 struct Head {
-    u32 query, key, value, da, lse, delta;
-    u32 queries[TILES][4], gradients[TILES][4];  // q and da as right operands
+    u32 query, key, value, da, stats;
 };
 
-// 16 keys; of the last tile there may be rows past the end, and no second block of rows.
-template <bool END>
-DEV void key_tile(float (&dq)[ROWS + 1][4], const Head& at, int tile, u32 trash, const Lanes& l) {
-    constexpr int HALF = END && ODD ? 1 : 2;  // blocks of rows
-    u32 k[4], v[4], kt[4];
-    load_matrices(k, at.key + 2 * tile * BLOCK + l.rows_first);
-    load_matrices(v, at.value + 2 * tile * BLOCK + l.rows_first);
-    load_transposed(kt, at.key + 2 * tile * BLOCK + l.columns_first);
-    if (HALF == 1) k[1] = k[3] = v[1] = v[3] = kt[2] = kt[3] = 0;
-    u32 valid[2];
+// Two row tiles of keys; of the last one there may be rows past the end.
+DEV void key_tiles(float (&dq)[ROWS + 1][4], const Head& at, int first, u32 trash, const Lanes& l) {
+    u32 k[2][4], v[2][4], kt[2][4];
+    float dv[2][2][4], dk[2][2][4];  // [tile][8 columns]
 #pragma unroll
-    for (int r = 0; r < 2; ++r) valid[r] = 16 * tile + l.row + 8 * r < TOKENS ? 0xffffffffu : 0u;
-    float dv[2][4], dk[2][4];
-    clear(dv[0]), clear(dv[1]), clear(dk[0]), clear(dk[1]);
+    for (int i = 0; i < 2; ++i) {
+        const int tile = exists(first + i) ? first + i : first;
+        load_matrices(k[i], at.key + 2 * tile * BLOCK + l.rows_first);
+        load_matrices(v[i], at.value + 2 * tile * BLOCK + l.rows_first);
+        load_transposed(kt[i], at.key + 2 * tile * BLOCK + l.columns_first);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) clear(dv[i][n]), clear(dk[i][n]);
+    }
 #pragma unroll
     for (int j = 0; j < TILES; ++j) {
-        const bool both = 2 * j + 1 < ROWS;
-        u32 b[4], p[4] = {}, ds[4] = {};
-        float score[2][4], dp[2][4], from[4];
+        const int columns = rows_in(j);
+        u32 q[4], da[4], b[4], p[2][4], ds[2][4];
+        load_matrices(q, at.query + 2 * j * BLOCK + l.columns_first);
+        load_matrices(da, at.da + 2 * j * BLOCK + l.columns_first);
 #pragma unroll
-        for (int n = 0; n < 1 + both; ++n) {
-            load_four(from, at.lse + quad_of(16 * j + 8 * n));
-            mma(score[n], k, at.queries[j][2 * n], at.queries[j][2 * n + 1], from);
-            load_four(from, at.delta + quad_of(16 * j + 8 * n));
-            mma(dp[n], v, at.gradients[j][2 * n], at.gradients[j][2 * n + 1], from);
+        for (int n = 0; n < columns; ++n) {
+            const float zero[4] = {0, 0, 0, 0};
+            float stat[4];
+            load_four(stat, at.stats + (16 * j + 8 * n) * 8);
 #pragma unroll
-            for (int r = 0; r < HALF; ++r) {
-                float left = exp2_of(score[n][2 * r]), right = exp2_of(score[n][2 * r + 1]);
-                p[2 * n + r] = pack(left, right);
-                ds[2 * n + r] = pack(left * dp[n][2 * r], right * dp[n][2 * r + 1]);
-                if (END) {
-                    p[2 * n + r] &= valid[r];
-                    ds[2 * n + r] &= valid[r];
+            for (int i = 0; i < 2; ++i) {
+                float score[4], dp[4];
+                mma(score, k[i], q[2 * n], q[2 * n + 1], zero);
+                mma(dp, v[i], da[2 * n], da[2 * n + 1], zero);
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const int key = 16 * (first + i) + 8 * r;
+                    if (r >= rows_in(first + i)) {
+                        p[i][2 * n + r] = unused(), ds[i][2 * n + r] = unused();
+                        continue;
+                    }
+                    const float left = exp2_of(score[2 * r] + stat[0]);
+                    const float right = exp2_of(score[2 * r + 1] + stat[1]);
+                    p[i][2 * n + r] = pack(left, right);
+                    ds[i][2 * n + r] =
+                        pack(left * (dp[2 * r] + stat[2]), right * (dp[2 * r + 1] + stat[3]));
+                    if (key + 8 > TOKENS && key + l.row >= TOKENS)
+                        p[i][2 * n + r] = ds[i][2 * n + r] = 0;
                 }
             }
         }
         load_transposed(b, at.da + 2 * j * BLOCK + l.rows_first);
-        if (both) {
-            add_product(dv[0], p, b[0], b[1]);
-            add_product(dv[1], p, b[2], b[3]);
-        } else {
-            mma_half(dv[0], p[0], p[1], b[0]);
-            mma_half(dv[1], p[0], p[1], b[2]);
-        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            if (columns == 2) {
+                add_product(dv[i][0], p[i], b[0], b[1]);
+                add_product(dv[i][1], p[i], b[2], b[3]);
+            } else {
+                mma_half(dv[i][0], p[i][0], p[i][1], b[0]);
+                mma_half(dv[i][1], p[i][0], p[i][1], b[2]);
+            }
         load_transposed(b, at.query + 2 * j * BLOCK + l.rows_first);
-        if (both) {
-            add_product(dk[0], ds, b[0], b[1]);
-            add_product(dk[1], ds, b[2], b[3]);
-        } else {
-            mma_half(dk[0], ds[0], ds[1], b[0]);
-            mma_half(dk[1], ds[0], ds[1], b[2]);
-        }
 #pragma unroll
-        for (int n = 0; n < 1 + both; ++n) {
-            u32 first = transposed(ds[2 * n]);
-            u32 second = HALF == 2 ? transposed(ds[2 * n + 1]) : 0u;
-            add_product(dq[2 * j + n], kt, first, second);
-        }
+        for (int i = 0; i < 2; ++i)
+            if (columns == 2) {
+                add_product(dk[i][0], ds[i], b[0], b[1]);
+                add_product(dk[i][1], ds[i], b[2], b[3]);
+            } else {
+                mma_half(dk[i][0], ds[i][0], ds[i][1], b[0]);
+                mma_half(dk[i][1], ds[i][0], ds[i][1], b[2]);
+            }
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int n = 0; n < columns; ++n) {
+                const u32 top = transposed(ds[i][2 * n]);
+                if (rows_in(first + i) == 2)
+                    add_product(dq[2 * j + n], kt[i], top, transposed(ds[i][2 * n + 1]));
+                else if (rows_in(first + i) == 1)
+                    mma_half(dq[2 * j + n], kt[i][0], kt[i][1], top);
+            }
     }
-    u32 out[4];
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
+    for (int i = 0; i < 2; ++i) {
+        if (!exists(first + i)) continue;
+        u32 out[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) dk[n][e] *= LN2;
-    to_operand(out, dk[0], dk[1]);
-    put(at.key, 0, tile, out, l, trash);
-    to_operand(out, dv[0], dv[1]);
-    put(at.value, 0, tile, out, l, trash);
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dk[i][n][e] *= LN2;
+        to_operand(out, dk[i][0], dk[i][1], rows_in(first + i));
+        put(at.key, 0, first + i, out, l, trash);
+        to_operand(out, dv[i][0], dv[i][1], rows_in(first + i));
+        put(at.value, 0, first + i, out, l, trash);
+    }
 }
 
 DEV void attention_backward(u32 sample, int head, u32 trash, const Lanes& l) {
@@ -784,19 +894,12 @@ DEV void attention_backward(u32 sample, int head, u32 trash, const Lanes& l) {
     at.key = at.query + 4 * COLUMN;
     at.value = at.key + 4 * COLUMN;
     at.da = sample + (C_DA + 2 * head) * COLUMN;
-    at.lse = sample + SAMPLE_STATS + quad_of(head * PADDED + 2 * l.pair);
-    at.delta = at.lse + quad_of(HEADS * PADDED);
-#pragma unroll
-    for (int j = 0; j < TILES; ++j) {
-        load_matrices(at.queries[j], at.query + 2 * j * BLOCK + l.columns_first);
-        load_matrices(at.gradients[j], at.da + 2 * j * BLOCK + l.columns_first);
-    }
+    at.stats = sample + SAMPLE_STATS + (head * PADDED + 2 * l.pair) * 8;
     float dq[ROWS + 1][4];  // transposed
 #pragma unroll
     for (int n = 0; n <= ROWS; ++n) clear(dq[n]);
-#pragma unroll 1
-    for (int tile = 0; tile < TILES - 1; ++tile) key_tile<false>(dq, at, tile, trash, l);
-    key_tile<true>(dq, at, TILES - 1, trash, l);
+#pragma unroll
+    for (int first = 0; first < TILES; first += 2) key_tiles(dq, at, first, trash, l);
 #pragma unroll
     for (int j = 0; j < TILES; ++j) {
         u32 out[4], to = at.query + 2 * j * BLOCK + l.columns_first;
@@ -819,7 +922,7 @@ DEV void backward_samples(const Step& s) {
     const int block = FIRST ? 0 : LAST ? BLOCKS - 1 : s.block;
     const float* w = s.weights + (i64)m * WEIGHTS + FIRST_BLOCK + block * BLOCK_WEIGHTS;
     load_block<BACKWARD_THREADS>(base, w);
-    for (int i = thread(); i < F; i += BACKWARD_THREADS) store_quad(base + B_BIAS, i, w[B_A + i]);
+    for (int i = thread(); i < F; i += BACKWARD_THREADS) store_float(base + B_BIAS + i * 4, w[B_A + i]);
 
     const u32 warp = warp_number(), group = warp / 4, half = warp % 2, first = 2 * half;
     const Lanes l((u32)thread() % 32);
@@ -831,7 +934,7 @@ DEV void backward_samples(const Step& s) {
     // 32 to 63, inputs 0 to 31 of W_B, then 32 to 63; in the second: W_Q, W_K, W_V, W_O.
     const u32 part = (warp + group) % 4;
     Part mlp_part = {};
-    float mlp_sums[4][4] = {}, embedding[2][4] = {}, embedding_sums[2][4] = {};
+    float mlp_sums[2][4] = {}, embedding[2][4] = {}, embedding_sum[4] = {};
     // Those of the second phase are kept in shared memory.
     const u32 sums = base + B_SUMS + (group * 4 + part) * PART + l.contiguous;
 #pragma unroll
@@ -872,11 +975,11 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 int tile = first + i;
-                load_tile(x[i], kept + 2 * MATRIX, tile, l.lane);
+                load_tile(x[i], kept + 2 * MATRIX, first, i, l.lane);
                 if (LAST) {
-                    load_tile(z[i], kept + 3 * MATRIX, tile, l.lane);
+                    load_tile(z[i], kept + 3 * MATRIX, first, i, l.lane);
                     rows_of(factor[i], stats + (HEADS + 2) * BLOCKS * STAT_ROWS, tile, l);
-                    mask_words(words[i], s, masks, 2 * BLOCKS, tile, l.row);
+                    mask_words(words[i], s, masks, 2 * BLOCKS, tile, l.row, there);
                 }
             }
 #pragma unroll
@@ -889,11 +992,10 @@ DEV void backward_samples(const Step& s) {
                         for (int e = 0; e < 4; ++e)
                             c[i][k][e] = s.dpooled[sample * D + 8 * k + 2 * l.pair + e % 2];
                     layer_norm_backward(c[i], z[i], factor[i]);
-                    if (!there) words[i][0] = words[i][1] = 0;
                     to_operand(dx[i], c[i]);
                     drop(dx[i], words[i], l.pair);
                 } else {
-                    load_tile(dx[i], s.between + sample * MATRIX, tile, l.lane);
+                    load_tile(dx[i], s.between + sample * MATRIX, first, i, l.lane);
 #pragma unroll
                     for (int k = 0; k < 8; ++k) dx[i][k / 4][k % 4] = there ? dx[i][k / 4][k % 4] : 0u;
                 }
@@ -904,7 +1006,7 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) clear(c[i][k]);
                 rows_of(factor[i], stat + (HEADS + 1) * STAT_ROWS, tile, l);
-                mask_words(words[i], s, masks, 1 + 2 * block, tile, l.row);
+                mask_words(words[i], s, masks, 1 + 2 * block, tile, l.row, true);
             }
 #pragma unroll
             for (int f = 0; f < F / 16; ++f) {
@@ -913,7 +1015,7 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
                 for (int k = 0; k < 2; ++k) {
                     float bias[4];
-                    load_four(bias, base + B_BIAS + quad_of(16 * f + 8 * k + 2 * l.pair));
+                    load_columns(bias, base + B_BIAS, 16 * f + 8 * k + 2 * l.pair);
                     project(h[k], x, base + S_A + (2 * f + k) * (D / 8) * BLOCK, bias, l);
                     load_matrices(b, base + S_B + (2 * f + k) * BLOCK + l.line(F / 8 * BLOCK));
 #pragma unroll
@@ -927,7 +1029,7 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     u32 out[4];
-                    to_positive(out, h[0][i], h[1][i]);
+                    to_positive(out, h[0][i], h[1][i], 2);
                     to_operand(d[i], dh[0][i], dh[1][i]);
 #pragma unroll
                     for (int k = 0; k < 4; ++k) d[i][k] &= positive(out[k]);
@@ -953,20 +1055,20 @@ DEV void backward_samples(const Step& s) {
                 layer_norm_backward(c[i], x[i], factor[i]);
                 to_operand(dx[i], c[i]);
                 drop(dx[i], words[i], l.pair);
-                load_tile(x[i], kept + MATRIX, first + i, l.lane);
-                load_tile(z[i], kept, first + i, l.lane);
+                load_tile(x[i], kept + MATRIX, first, i, l.lane);
+                load_tile(z[i], kept, first, i, l.lane);
             }
         }
         sync_some(1 + group, 128);
-        if (part < 2)
-            add_samples<true>(mlp_part, mlp_sums, samples + C_Y * COLUMN,
-                              samples + (C_DH + 4 * part) * COLUMN, l);
-        else if (part == 2)
-            add_samples<true>(mlp_part, mlp_sums, samples + C_H * COLUMN, samples + C_DOUT * COLUMN,
-                              l);
-        else
-            add_samples<false>(mlp_part, mlp_sums, samples + (C_H + 4) * COLUMN,
-                               samples + C_DOUT * COLUMN, l);
+        // What the output projection and attention need, loaded before they do.
+        const int query = half * 32 + l.lane;
+        float log_sums[HEADS];
+#pragma unroll
+        for (int head = 0; head < HEADS; ++head) log_sums[head] = stat[head * STAT_ROWS + query];
+        // Both halves of W_B have the bias's gradient; that of the first is used.
+        add_samples<true>(mlp_part, mlp_sums,
+                          samples + (part < 2 ? C_DH + 4 * part : (u32)C_DOUT) * COLUMN,
+                          samples + (part < 2 ? (u32)C_Y : C_H + 4 * (part - 2)) * COLUMN, l);
         sync_some(1 + group, 128);
 
         // The output projection; then q, k and v again from the block's input.
@@ -1008,21 +1110,18 @@ DEV void backward_samples(const Step& s) {
                         float along = quad_sum(delta[i][r]);
                         const int token = 16 * (first + i) + l.row + 8 * r;
                         if (l.pair == 0 && token < PADDED)
-                            store_quad(mine + SAMPLE_STATS, (HEADS + head) * PADDED + token, -along);
+                            store_float(query_stat(mine, head, token) + 8, -along);
                     }
                 }
             }
 #pragma unroll
             for (int i = 0; i < 2; ++i)
                 if (exists(first + i)) put(mine + C_Z * COLUMN, first + i, z[i], l, trash);
-            project_qkv(z, base + S_QKV, mine + C_QKV * COLUMN, first, l, trash);
+            project_qkv(z, base + S_QKV, mine + C_QKV * COLUMN, first, 2, l, trash);
         }
 #pragma unroll
-        for (int head = 0; head < HEADS; ++head) {
-            const int i = half * 32 + l.lane;
-            if (i < PADDED)
-                store_quad(mine + SAMPLE_STATS, head * PADDED + i, -stat[head * STAT_ROWS + i]);
-        }
+        for (int head = 0; head < HEADS; ++head)
+            if (query < PADDED) store_float(query_stat(mine, head, query), -log_sums[head]);
         sync_some(1 + GROUPS + warp / 2, 64);
         attention_backward(mine, half, trash, l);
         sync_some(1 + GROUPS + warp / 2, 64);
@@ -1034,8 +1133,7 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) clear(c[i][k]);
                 rows_of(factor[i], stat + HEADS * STAT_ROWS, first + i, l);
-                mask_words(words[i], s, masks, 2 * block, first + i, l.row);
-                if (!there) words[i][0] = words[i][1] = 0;
+                mask_words(words[i], s, masks, 2 * block, first + i, l.row, there);
             }
             const int second = exists(first + 1) ? first + 1 : first;
 #pragma unroll
@@ -1057,21 +1155,27 @@ DEV void backward_samples(const Step& s) {
             }
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                int tile = first + i;
                 get(x[i], mine + C_Z * COLUMN, i ? second : first, l);
                 layer_norm_backward(c[i], x[i], factor[i]);
                 to_operand(dx[i], c[i]);
                 drop(dx[i], words[i], l.pair);
-                if (!FIRST && there) keep_tile(s.between + sample * MATRIX, dx[i], tile, l.lane);
+                if (!FIRST && there) keep_tile(s.between + sample * MATRIX, dx[i], first, i, l.lane);
             }
         }
         sync_some(1 + group, 128);
+        u32 patch[2][4];
+        if (FIRST) {
+            const u8* image = image_of(s, m, step, n);
+            const Pixels pixels(s, l);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) patches(patch[i], s, image, pixels, first + i, 2, l);
+        }
         {
             Part sum;
 #pragma unroll
             for (int i = 0; i < 8; ++i) load_four(sum[i / 4][i % 4], sums + i * 512);
-            add_samples<false>(sum, mlp_sums, samples + (part < 3 ? C_Z : C_A) * COLUMN,
-                               samples + (part < 3 ? C_QKV + 4 * part : C_DY) * COLUMN, l);
+            add_samples<false>(sum, mlp_sums, samples + (part < 3 ? C_QKV + 4 * part : C_DY) * COLUMN,
+                               samples + (part < 3 ? C_Z : C_A) * COLUMN, l);
 #pragma unroll
             for (int i = 0; i < 8; ++i) store_four(sums + i * 512, sum[i / 4][i % 4]);
         }
@@ -1079,36 +1183,30 @@ DEV void backward_samples(const Step& s) {
 
         // The embedding: each warp adds 16 columns of its own sample.
         if (FIRST) {
-            const u8* image = image_of(s, m, step, n);
 #pragma unroll
             for (int i = 0; i < 2; ++i)
                 if (exists(first + i)) {
-                    u32 pixels[4];
-                    patches(pixels, s, image, first + i, l);
-                    put(mine + C_PATCHES * COLUMN, 0, first + i, pixels, l, trash);
+                    put(mine + C_PATCHES * COLUMN, 0, first + i, patch[i], l, trash);
                     put(mine + C_DX * COLUMN, first + i, dx[i], l, trash);
                 }
             sync_some(1 + GROUPS + warp / 2, 64);
             const u32 from = mine + C_PATCHES * COLUMN, to = mine + (C_DX + 2 * half) * COLUMN;
-            const u32 ones[4] = {ONES, ONES, ONES, ONES};
             u32 a[4], b[4];
 #pragma unroll
             for (int k = 0; k < HALVES; ++k) {
-                load_transposed(a, from + 2 * k * BLOCK + l.grid(COLUMN, BLOCK));
-                load_transposed(b, to + 2 * k * BLOCK + l.grid(BLOCK, COLUMN));
+                load_transposed(a, to + 2 * k * BLOCK + l.grid(COLUMN, BLOCK));
+                load_transposed(b, from + 2 * k * BLOCK + l.grid(BLOCK, COLUMN));
                 add_product(embedding[0], a, b[0], b[1]);
                 add_product(embedding[1], a, b[2], b[3]);
-                add_product(embedding_sums[0], ones, b[0], b[1]);
-                add_product(embedding_sums[1], ones, b[2], b[3]);
+                add_product(embedding_sum, a, ONES, ONES);
             }
             if (ODD) {
                 const u32 at = (ROWS - 1) * BLOCK;
-                load_transposed(a, from + at + l.grid(COLUMN, 0));
-                load_transposed(b, to + at + l.grid(0, COLUMN));
+                load_transposed(a, to + at + l.grid(COLUMN, 0));
+                load_transposed(b, from + at + l.grid(0, COLUMN));
                 mma_half(embedding[0], a[0], a[1], b[0]);
                 mma_half(embedding[1], a[0], a[1], b[2]);
-                mma_half(embedding_sums[0], ONES, ONES, b[0]);
-                mma_half(embedding_sums[1], ONES, ONES, b[2]);
+                mma_half(embedding_sum, a[0], a[1], ONES);
             }
             sync_some(1 + GROUPS + warp / 2, 64);
         }
@@ -1122,36 +1220,48 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
         store_four(mlp_at + (group * 4 + part) * PART + i * 512 + l.contiguous, mlp_part[i / 4][i % 4]);
-    if (l.row == 0) {
+    if (l.pair == 0) {
 #pragma unroll
-        for (int n = 0; n < 4; ++n)
+        for (int n = 0; n < 2; ++n)
 #pragma unroll
-            for (int e = 0; e < 2; ++e)
-                store_float(bias_at + ((group * 4 + part) * 32 + 8 * n + 2 * l.pair + e) * 4,
-                            mlp_sums[n][e]);
+            for (int r = 0; r < 2; ++r)
+                store_float(bias_at + ((group * 4 + part) * 32 + 16 * n + 8 * r + l.row) * 4,
+                            mlp_sums[n][2 * r]);
     }
     if (FIRST) {
 #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-            store_four(patch_at + (warp * 4 + n) * 512 + l.contiguous, embedding[n]);
-            store_four(patch_at + (warp * 4 + 2 + n) * 512 + l.contiguous, embedding_sums[n]);
-        }
+        for (int n = 0; n < 3; ++n)
+            store_four(patch_at + (warp * 3 + n) * 512 + l.contiguous,
+                       n < 2 ? embedding[n] : embedding_sum);
     }
     sync_block();
     float* out = s.gradients + ((i64)chunk * s.networks + m) * WEIGHTS;
     float* to = out + FIRST_BLOCK + block * BLOCK_WEIGHTS;
-    for (u32 i = thread(); i < 2 * 4 * 1024; i += BACKWARD_THREADS) {
-        const u32 p = i / 1024 % 4, row = i / 32 % 32, column = i % 32;
-        const u32 at = (i < 4096 ? mlp_at : base + B_SUMS) + p * PART + entry_of(row, column);
-        float sum = 0;
+    // Four numbers of a part at a time: two inputs, each of two outputs.
+    for (u32 i = thread(); i < 2 * 4 * 256; i += BACKWARD_THREADS) {
+        const u32 p = i / 256 % 4, block_of_part = i / 32 % 8, lane = i % 32;
+        const u32 at = (i < 1024 ? mlp_at : base + B_SUMS) + p * PART + i % 256 * 16;
+        float sum[4] = {};
 #pragma unroll
-        for (int g = 0; g < GROUPS; ++g) sum += load_float(at + g * 4 * PART);
-        if (i < 4096)
-            to[p < 2 ? W_A + row * F + 32 * p + column : W_B + (32 * (p - 2) + row) * D + column] = sum;
-        else if (p < 3)
-            to[W_QKV + row * 3 * D + 32 * p + column] = p == 0 ? sum * FACTOR : sum;
-        else
-            to[W_O + row * D + column] = sum;
+        for (int g = 0; g < GROUPS; ++g) {
+            float more[4];
+            load_four(more, at + g * 4 * PART);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sum[e] += more[e];
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const u32 output = block_of_part / 4 * 16 + lane / 4 + e / 2 * 8;
+            const u32 input = block_of_part % 4 * 8 + lane % 4 * 2 + e % 2;
+            if (i < 1024 && p < 2)
+                to[W_A + input * F + 32 * p + output] = sum[e];
+            else if (i < 1024)
+                to[W_B + (32 * (p - 2) + input) * D + output] = sum[e];
+            else if (p < 3)
+                to[W_QKV + input * 3 * D + 32 * p + output] = p == 0 ? sum[e] * FACTOR : sum[e];
+            else
+                to[W_O + input * D + output] = sum[e];
+        }
     }
     for (u32 i = thread(); i < F + D; i += BACKWARD_THREADS) {
         float sum = 0;
@@ -1161,12 +1271,11 @@ DEV void backward_samples(const Step& s) {
     }
     if (FIRST) {
         for (u32 i = thread(); i < (PATCH + 1) * D; i += BACKWARD_THREADS) {
-            // Column 0 to 15 are those of even warps; the sums over rows are equal in all rows.
-            const u32 row = i / D, column = i % D;
-            u32 at = patch_at + column / 16 * 2048 + entry_of(row < PATCH ? row : 0, column % 16);
-            if (row == PATCH) at += 1024;
+            // Outputs 0 to 15 are those of even warps; the bias follows 16 inputs.
+            const u32 row = i / D < PATCH ? i / D : 16, column = i % D;
+            const u32 at = patch_at + column / 16 * 1536 + entry_of(column % 16, row);
             float sum = 0;
-            for (int n = 0; n < SAMPLES; ++n) sum += load_float(at + n * 2 * 2048);
+            for (int n = 0; n < SAMPLES; ++n) sum += load_float(at + n * 2 * 1536);
             out[i] = sum;
         }
     }

@@ -7,6 +7,7 @@ update.
     python benchmarks/on_chip/on_chip.py --emulate
     python benchmarks/on_chip/on_chip.py --check
     python benchmarks/on_chip/on_chip.py --speed --data DIR
+    ncu --profile-from-start off python benchmarks/on_chip/on_chip.py --profile --data DIR
 
 ``--emulate`` needs no GPU: g++ compiles the kernels with `emulation.h`.
 """
@@ -44,7 +45,7 @@ from transformer_nfn.zoo.training.kernels.arguments import Clock  # noqa: E402
 from transformer_nfn.zoo.training.kernels.head import classify  # noqa: E402
 from transformer_nfn.zoo.training.randomness import keep_mask  # noqa: E402
 from transformer_nfn.zoo.training.tasks import ImageTask, Split  # noqa: E402
-from transformer_nfn.zoo.training.trainer import Training, train  # noqa: E402
+from transformer_nfn.zoo.training.trainer import Training, initial_weights, train  # noqa: E402
 
 TritonPass = runner.Pass
 THREADS = {"forward": 512, "backward_first": 384, "backward_middle": 384, "backward_last": 384}
@@ -296,7 +297,19 @@ def emulate() -> bool:
         print(f"{name:16} {ours:9.5f}, autocast {plain:9.5f}")
     # Rounding to bf16 gives 0.025 at most; leaving out the last token of 49, 0.058.
     good = found["loss"][0] < 1e-3 and all(ours < 0.04 for ours, _ in found.values())
-    return good and bool(gradients.isfinite().all())
+    good &= bool(gradients.isfinite().all())
+
+    # Scores whose exponentials are not finite.
+    weights = torch.stack([initial_weights(task.sizes, config) for config in sample(2)])
+    for name, view in task.sizes.views(weights).items():
+        if name.endswith("W_QKV"):
+            view.mul_(30)
+    large = kernel_cases.compare(
+        task, networks=2, batch=3, precision="bf16", device="cpu", weights=weights
+    )
+    loss = large.errors(task)["loss"][0]
+    print(f"large scores: loss {loss:.5f}")
+    return good and loss < 0.02 and bool(large.fused[1].isfinite().all())
 
 
 def check() -> bool:
@@ -339,22 +352,42 @@ def median_time(work: Callable[[], None], repeats: int = 20) -> float:
     return statistics.median(times[3:])
 
 
+def images(data: str | None) -> ImageTask:
+    """MNIST from a folder, or random images, on the GPU."""
+    if data is None:
+        return kernel_cases.bright_images(28, 4, 2, n=60000).to("cuda")
+    task = load_task("mnist", data).to("cuda")
+    assert isinstance(task, ImageTask)
+    return task
+
+
+def training_by(kind: type[TritonPass], task: ImageTask, networks: int) -> Training:
+    """Training of networks by a `Pass`."""
+    runner.Pass = kind  # type: ignore[misc]
+    configs = [replace(config, train_fraction=1.0) for config in sample(networks)]
+    counts = [task.num_samples["train"]] * networks
+    recipe = Recipe(100, 128, "bf16")
+    return Training(task, configs, counts, recipe, "cuda", "fused", torch.float32)
+
+
+def at_first_step(training: Training) -> tuple[runner.FusedRunner, TritonPass, Clock]:
+    """What launches kernels outside of the captured graph, after an epoch, at its first step."""
+    now = training.runner
+    assert isinstance(now, runner.FusedRunner)
+    assert now.buffers is not None
+    assert now.clock is not None
+    now.clock.step.zero_()
+    now.buffers.draw(now.clock, now.threshold)
+    return now, now.buffers, now.clock
+
+
 def speed(networks: int, data: str | None) -> None:
     """Network-epochs per second of both, in turn, and the times of the kernels."""
-    if data is None:
-        task: Any = kernel_cases.bright_images(28, 4, 2, n=60000).to("cuda")
-    else:
-        task = load_task("mnist", data).to("cuda")
-    configs = [replace(config, train_fraction=1.0) for config in sample(networks)]
-    count = task.num_samples["train"]
+    task = images(data)
     rates: dict[str, list[float]] = {"Triton": [], "on chip": []}
     for _ in range(2):
         for name, kind in (("Triton", TritonPass), ("on chip", OnChipPass)):
-            runner.Pass = kind  # type: ignore[misc]
-            training = Training(
-                task, configs, [count] * networks, Recipe(100, 128, "bf16"), "cuda", "fused",
-                torch.float32,
-            )  # fmt: skip
+            training = training_by(kind, task, networks)
             for epoch in range(4):
                 torch.cuda.synchronize()
                 start = time.perf_counter()
@@ -362,12 +395,8 @@ def speed(networks: int, data: str | None) -> None:
                 torch.cuda.synchronize()
                 if epoch:
                     rates[name].append(networks / (time.perf_counter() - start))
-            now = training.runner
-            assert isinstance(now, runner.FusedRunner)
-            assert now.buffers is not None
-            assert now.clock is not None
-            kernel_times(name, now, now.buffers, now.clock)
-            del training, now
+            kernel_times(name, *at_first_step(training))
+            del training
             torch.cuda.empty_cache()
     for name, found in rates.items():
         spread = f"{min(found):.1f} to {max(found):.1f}"
@@ -376,9 +405,22 @@ def speed(networks: int, data: str | None) -> None:
     print(f"on chip / Triton: {ratio:.2f}")
 
 
+def profile(networks: int, data: str | None) -> None:
+    """Launch each kernel once between the marks that `ncu --profile-from-start off` waits for."""
+    training = training_by(OnChipPass, images(data), networks)
+    training.train_epoch(0)
+    now, one, clock = at_first_step(training)
+    assert isinstance(one, OnChipPass)
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStart()
+    for kernel in ("forward", "backward_last", "backward_first"):
+        one.launch(kernel, now.weights, clock, now.scale)
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStop()
+
+
 def kernel_times(name: str, now: runner.FusedRunner, one: TritonPass, clock: Clock) -> None:
     """Print the times of a step's kernels, each launched alone."""
-    clock.step.zero_()
     work: dict[str, Callable[[], None]] = {
         "draw": lambda: one.draw(clock, now.threshold),
         "forward with classifier": lambda: one.forward(now.weights, clock, "train", now.scale),
@@ -399,11 +441,14 @@ def main() -> None:
     ways.add_argument("--emulate", action="store_true", help="errors on the CPU, emulated")
     ways.add_argument("--check", action="store_true", help="errors and equal bits on a GPU")
     ways.add_argument("--speed", action="store_true", help="network-epochs/s beside Triton")
+    ways.add_argument("--profile", action="store_true", help="launch each kernel once, for ncu")
     parser.add_argument("--networks", type=int, default=256)
     parser.add_argument("--data", help="folder of MNIST's files; else random images")
     arguments = parser.parse_args()
     if arguments.speed:
         speed(arguments.networks, arguments.data)
+    elif arguments.profile:
+        profile(arguments.networks, arguments.data)
     elif not (emulate() if arguments.emulate else check()):
         sys.exit("errors are too large or runs differ")
 
