@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from transformer_nfn.io.json_fields import Fields, parse_object
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.store.zoo import Zoo
@@ -153,9 +151,3 @@ def damages(zoo: Zoo) -> list[Damage]:
             raise StoreError(f"'{zoo.path}': row {row} has no record of its damage")
         records.append(damage)
     return records
-
-
-def rows_of(zoo: Zoo, kinds: Mapping[str, tuple[float, ...]]) -> np.ndarray:
-    """The rows of a damaged zoo with damage of these kinds and strengths."""
-    match = [damage.strength in kinds.get(damage.kind, ()) for damage in damages(zoo)]
-    return np.flatnonzero(np.array(match, dtype=bool))
