@@ -90,6 +90,15 @@ struct Lanes {
 DEV bool exists(int tile) { return TILES == 4 || tile < TILES; }
 // Blocks of rows that a sample has of this row tile: 0, 1 or 2.
 DEV int rows_in(int tile) { return 2 * tile + 1 < ROWS ? 2 : 2 * tile < ROWS ? 1 : 0; }
+// The same for code that is not written out for each tile: a block past the end is a row of numbers
+// that nobody reads.
+#ifdef LOOP_OVER_PAIRS
+constexpr int PAIRS_AT_ONCE = 1;
+DEV int rows_of_pair(int) { return 2; }
+#else
+constexpr int PAIRS_AT_ONCE = (TILES + 1) / 2;
+DEV int rows_of_pair(int tile) { return rows_in(tile); }
+#endif
 
 DEV void clear(float (&c)[4]) { c[0] = c[1] = c[2] = c[3] = 0; }
 
@@ -327,12 +336,15 @@ DEV u32 hash_word(u32 position, u32 key0, u32 key1) {
     return x ^ (x >> 16);
 }
 
-// The first pixel of sample `n` of the batch, randomly cropped.
+// The image of sample `n` of the batch; and its first pixel, randomly cropped.
+DEV int number_of(const Step& s, int m, int step, int n) {
+    return s.order[(i64)m * s.samples + (i64)step * s.batch + n];
+}
 DEV const u8* image_of(const Step& s, int m, int step, int n) {
     const int* key = s.crop + ((i64)m * s.max_steps + step) * 2;
     u32 word = hash_word(n, key[0], key[1]);
     u32 shifts = 2 * PADDING + 1;
-    int sample = s.order[(i64)m * s.samples + (i64)step * s.batch + n];
+    int sample = number_of(s, m, step, n);
     u32 down = ((word & 0xFFFF) * shifts) >> 16, right = ((word >> 16) * shifts) >> 16;
     return s.images + (i64)sample * s.wide * s.wide + down * s.wide + right;
 }
@@ -392,7 +404,7 @@ DEV void masks_of_tiles(u32 (&words)[2][2], u32 mask, int row) {
 }
 DEV void keep_rows(float* to, const float (&x)[2], int tile, const Lanes& l) {
 #pragma unroll
-    for (int r = 0; r < rows_in(tile); ++r)
+    for (int r = 0; r < rows_of_pair(tile); ++r)
         if (l.pair == 0) to[16 * tile + l.row + 8 * r] = x[r];
 }
 DEV void rows_of(float (&x)[2], const float* from, int tile, const Lanes& l) {
@@ -466,7 +478,7 @@ DEV void attend(Fragment (&a)[2], float* lse, u32 qkv, int head, int first, cons
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     u32& pair = p[i][n / 2][2 * (n % 2) + r];
-                    if (r >= rows_in(first + i)) {
+                    if (r >= rows_of_pair(first + i)) {
                         pair = unused();
                         continue;
                     }
@@ -500,21 +512,21 @@ DEV void attend(Fragment (&a)[2], float* lse, u32 qkv, int head, int first, cons
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
-            for (int r = 0; r < rows_in(first + i); ++r)
+            for (int r = 0; r < rows_of_pair(first + i); ++r)
                 exact &= out[i][2][2 * r] > 1e-30f && out[i][2][2 * r] < 1e30f;
         if (shifted || all_lanes(exact)) break;
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
-        for (int r = 0; r < rows_in(first + i); ++r) {
+        for (int r = 0; r < rows_of_pair(first + i); ++r) {
             float sum = out[i][2][2 * r], total = reciprocal(sum);
             top[i][r] += log2_of(sum);
 #pragma unroll
             for (int e = 0; e < 4; ++e) out[i][e / 2][2 * r + e % 2] *= total;
         }
         keep_rows(lse, top[i], first + i, l);
-        to_operand(a[i][head], out[i][0], out[i][1], rows_in(first + i));
+        to_operand(a[i][head], out[i][0], out[i][1], rows_of_pair(first + i));
     }
 }
 
@@ -531,7 +543,7 @@ DEV void mlp(Tile (&y)[2], const Fragment (&x)[2], u32 w, u32 bias, int first, c
         u32 operand[2][4];
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            to_positive(operand[i], h[0][i], h[1][i], rows_in(first + i));
+            to_positive(operand[i], h[0][i], h[1][i], rows_of_pair(first + i));
 #pragma unroll
         for (int n = 0; n < 4; n += 2) {
             u32 b[4];
@@ -584,6 +596,7 @@ DEV void forward_samples(const Step& s) {
         u32* kept = s.kept + sample * KEPT * MATRIX;
         float* stats = s.stats + sample * STATS * STAT_ROWS;
         const u8* image = image_of(s, m, step, n);
+        const int next_image = number_of(s, m, step, n + WARPS < end ? n + WARPS : n);
         const Pixels pixels(s, l);
         const int* masks = masks_of(s, m, n, l.lane);
         float factor[2];
@@ -633,6 +646,9 @@ DEV void forward_samples(const Step& s) {
                 if (exists(first + i)) put(qkv, first + i, z, l, trash);
             }
         }
+        // The image of the warp's next sample.
+        if (l.lane * 128 < s.wide * s.wide)
+            prefetch(s.images + (i64)next_image * s.wide * s.wide + l.lane * 128);
         float mean[4][2] = {};
 #pragma unroll 1
         for (int block = 0; block < BLOCKS; ++block) {
@@ -649,7 +665,7 @@ DEV void forward_samples(const Step& s) {
                 project_qkv(z, weights + S_QKV, qkv, 0, rows_in(TILES - 1), l, trash);
             }
             sync_warp();
-#pragma unroll
+#pragma unroll PAIRS_AT_ONCE
             for (int first = 0; first < TILES; first += 2) {
                 Fragment x[2];
                 Tile c[2];
@@ -677,7 +693,7 @@ DEV void forward_samples(const Step& s) {
                 masks_of_tiles(words, mask_a, l.row);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const int rows = rows_in(first + i);
+                    const int rows = rows_of_pair(first + i);
                     drop(c[i], words[i], l.pair, rows);
                     layer_norm(c[i], factor, scale, rows);
                     to_operand(x[i], c[i], rows);
@@ -688,7 +704,7 @@ DEV void forward_samples(const Step& s) {
                 masks_of_tiles(words, mask_b, l.row);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const int rows = rows_in(first + i);
+                    const int rows = rows_of_pair(first + i);
                     drop(c[i], words[i], l.pair, rows);
                     layer_norm(c[i], factor, scale, rows);
                     to_operand(x[i], c[i], rows);
@@ -796,6 +812,25 @@ struct Head {
     u32 query, key, value, da, stats;
 };
 
+// Transpose the blocks of two row tiles, of which the second block of columns may be unused.
+DEV void transpose(u32 (&x)[2][4], u32 matrix, int first, int columns, u32 trash, const Lanes& l) {
+#ifdef TRANSPOSE_IN_SHARED
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        if (exists(first + i)) put(matrix, 0, first + i, x[i], l, trash);
+    sync_warp();
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        if (exists(first + i)) load_transposed(x[i], matrix + 2 * (first + i) * BLOCK + l.rows_first);
+#else
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int k = 0; k < 2 * columns; ++k)
+            if (k % 2 < rows_in(first + i)) x[i][k] = transposed(x[i][k]);
+#endif
+}
+
 // Two row tiles of keys; of the last one there may be rows past the end.
 DEV void key_tiles(float (&dq)[ROWS + 1][4], const Head& at, int first, u32 trash, const Lanes& l) {
     u32 k[2][4], v[2][4], kt[2][4];
@@ -812,7 +847,7 @@ DEV void key_tiles(float (&dq)[ROWS + 1][4], const Head& at, int first, u32 tras
 #pragma unroll
     for (int j = 0; j < TILES; ++j) {
         const int columns = rows_in(j);
-        u32 q[4], da[4], b[4], p[2][4], ds[2][4];
+        u32 q[4], da[4], b[4], p[2][4], ds[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
         load_matrices(q, at.query + 2 * j * BLOCK + l.columns_first);
         load_matrices(da, at.da + 2 * j * BLOCK + l.columns_first);
 #pragma unroll
@@ -862,16 +897,16 @@ DEV void key_tiles(float (&dq)[ROWS + 1][4], const Head& at, int first, u32 tras
                 mma_half(dk[i][0], ds[i][0], ds[i][1], b[0]);
                 mma_half(dk[i][1], ds[i][0], ds[i][1], b[2]);
             }
+        // In turn where the keys and the values were.
+        transpose(ds, j % 2 ? at.value : at.key, first, columns, trash, l);
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
-            for (int n = 0; n < columns; ++n) {
-                const u32 top = transposed(ds[i][2 * n]);
+            for (int n = 0; n < columns; ++n)
                 if (rows_in(first + i) == 2)
-                    add_product(dq[2 * j + n], kt[i], top, transposed(ds[i][2 * n + 1]));
+                    add_product(dq[2 * j + n], kt[i], ds[i][2 * n], ds[i][2 * n + 1]);
                 else if (rows_in(first + i) == 1)
-                    mma_half(dq[2 * j + n], kt[i][0], kt[i][1], top);
-            }
+                    mma_half(dq[2 * j + n], kt[i][0], kt[i][1], ds[i][2 * n]);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
