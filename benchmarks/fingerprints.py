@@ -68,7 +68,7 @@ def synthetic(
         name,
         Fingerprint(
             family, width, depth, 12 * depth * width**2, "patch" if family == "vit" else "token",
-            rows, *(numbers(part, *shape) for part, shape in ROWS),
+            rows, bytes(8), *(numbers(part, *shape) for part, shape in ROWS),
             *(np.zeros(shape[:-1], np.float32) for _, shape in ROWS),
             numbers("sizes", STEPS, len(PARTS), len(QUANTILES)).astype(np.float16),
         ),

@@ -229,7 +229,7 @@ def _inspect_block(block: ReducedBlock) -> BlockReport:
     spectra: dict[str, Tensor] = {}
     heads: dict[str, Redundancy] = {}
     for prefix, attention in block.attentions():
-        pieces = block.query_key(prefix, attention)
+        pieces = block.query_key(prefix)
         Q, K = pieces["W_Q"].value, pieces["W_K"].value
         if attention.qk_norm:
             Q = Q * score_gains(pieces["q_norm.g"].value, pieces["k_norm.g"].value)

@@ -332,12 +332,13 @@ class ReducedBlock:
         signs = self._after_signs(tensor)
         return Piece(raw if signs is None else raw * signs, error)
 
-    def query_key(self, prefix: str, attention: Attention) -> dict[str, Piece]:
+    def query_key(self, prefix: str) -> dict[str, Piece]:
         """``W_Q, b_Q, W_K, b_K`` of an attention, and the gains of its norms where it has them.
 
         The scale of the scores is in the queries. Without rotary positions a key bias adds the
         same number to every score of a query, which softmax discards; it is left out.
         """
+        attention = dict(self.attentions())[prefix]
         (W_Q, b_Q), (W_K, b_K) = (self.reader(f"{prefix}W_{part}") for part in "QK")
         out = {"W_Q": W_Q, "W_K": W_K}
         if b_Q is not None:

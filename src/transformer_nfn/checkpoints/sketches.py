@@ -196,7 +196,7 @@ def _query_key(
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Queries ``[h, n, d]`` of the probes before positions rotate them, with their expected squared
     rounding errors ``[h, d]`` summed over the probes; and keys ``[g, n, d]`` likewise."""
-    pieces = block.query_key(prefix, attention)
+    pieces = block.query_key(prefix)
     out = []
     for part, into in zip("QK", probes, strict=True):
         weight, bias = pieces[f"W_{part}"], pieces.get(f"b_{part}")

@@ -253,7 +253,7 @@ def _heads_written(
     ``W_V W_O [h, D, D]``; and expected squared errors ``[h]`` of a row of that."""
     config = block.description.attention
     share = config.heads // config.groups
-    pieces = block.query_key("", config)
+    pieces = block.query_key("")
     V, O_rows = block.reader("W_V")[0], block.writer("W_O")
     Q, K, W_V = (
         w if before is None else before.columns(w)

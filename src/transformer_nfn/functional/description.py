@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -246,6 +246,11 @@ class Block:
     order: Order
     cross: Attention | None = None
 
+    def without_scales(self) -> Block:
+        """The block with scores at scale 1."""
+        cross = None if self.cross is None else replace(self.cross, scale=1.0)
+        return replace(self, attention=replace(self.attention, scale=1.0), cross=cross)
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -331,6 +336,19 @@ class Transformer:
     def blocks(self) -> dict[str, Block]:
         """Every block by name: ``0``, ``encoder.3``."""
         return {f"{s.prefix}{i}": block for s in self.stacks for i, block in enumerate(s.blocks)}
+
+    def settings(self) -> dict[str, object]:
+        """Whatever decides the function beside the tensors, by name; of a block by its own.
+
+        Scales are left out: they act as factors of weights.
+        """
+        names = (
+            "norm", "eps", "final_softcap", "dropped_token", "position_offset", "sinusoids",
+            "channels", "side", "mlm", "pooler", "pooling", "classifier",
+        )  # fmt: skip
+        out = {name: getattr(self, name) for name in names}
+        out |= {f"{stack.prefix}repeats": stack.repeats for stack in self.stacks}
+        return out | {name: block.without_scales() for name, block in self.blocks.items()}
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of that canonical name."""

@@ -178,7 +178,7 @@ class AlignedBlock:
             yield from self._vector(name, piece, others.get(name), gain=name.endswith(".g"))
 
     def _query_key(self, prefix: str, config: Attention) -> tuple[Matched, ...]:
-        pieces = [side.query_key(prefix, config) for side in (self.a, self.b)]
+        pieces = [side.query_key(prefix) for side in (self.a, self.b)]
         chosen = {"Q": self.units.queries[prefix], "K": self.units.groups[prefix]}
         sides = []
         for part, orders in chosen.items():

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from transformer_nfn.errors import TransformerNFNError
 
-FORMAT = 3
+FORMAT = 4
 """Of the bytes and of how their numbers are computed; different formats do not compare."""
 STEPS = 8
 """Steps of depth: each is a mean over its blocks, so that models of any depth have as many."""
@@ -76,7 +76,7 @@ Array: TypeAlias = "NDArray[np.floating]"
 
 _MAGIC = b"TNFP"
 _FIRST = struct.Struct("<4sH")
-_HEADER = struct.Struct("<24sIIQ8sI")
+_HEADER = struct.Struct("<24sIIQ8sI8s")
 _LARGEST = 32767
 _SHAPES: tuple[tuple[str, tuple[int, ...], np.dtype[np.generic]], ...] = (
     *((name, shape, np.dtype("<i2")) for name, shape in ROWS),
@@ -105,6 +105,7 @@ class Fingerprint:
         frame: the table whose sums are the input vectors: ``token``, ``patch``, ``head`` or
             ``fixed``.
         rows: of that table that were summed. Fingerprints compare where frame and rows agree.
+        settings: digest of whatever decides the function beside the tensors, eight bytes.
         sketch: ``[STEPS, PARTS, PART_NUMBERS]`` numbers of the parts of blocks, by step of depth.
         constants: ``[STEPS, CONSTANTS, CONSTANT_NUMBERS]`` numbers of biases and gains.
         ends: ``[ENDS, END_NUMBERS]`` numbers of embeddings, heads and all else outside the blocks.
@@ -121,7 +122,7 @@ class Fingerprint:
     >>> with open_model(write_example_checkpoint("model")) as model:
     ...     data = take_fingerprint(model).to_bytes()
     >>> len(data), Fingerprint.from_bytes(data, "model").family
-    (4984, 'llama')
+    (4992, 'llama')
     """
 
     family: str
@@ -130,6 +131,7 @@ class Fingerprint:
     weights: int
     frame: str
     rows: int
+    settings: bytes
     sketch: Array
     constants: Array
     ends: Array
@@ -144,7 +146,7 @@ class Fingerprint:
         """The fingerprint as ``BYTES`` bytes, the last four a CRC-32 of the others."""
         head = _FIRST.pack(_MAGIC, FORMAT) + _HEADER.pack(
             self.family.encode()[:24], self.width, self.depth, self.weights,
-            self.frame.encode(), self.rows,
+            self.frame.encode(), self.rows, self.settings,
         )  # fmt: skip
         arrays = {name: getattr(self, name) for name, _, _ in _SHAPES if hasattr(self, name)}
         for name, _ in ROWS:
@@ -162,7 +164,7 @@ class Fingerprint:
             raise FingerprintError(f"{where}: damaged, expected {BYTES} bytes, found {len(data)}")
         if zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
             raise FingerprintError(f"{where}: damaged, its bytes do not match their checksum")
-        family, width, depth, weights, frame, rows = _HEADER.unpack_from(data, _FIRST.size)
+        header = _HEADER.unpack_from(data, _FIRST.size)
         at, arrays = _FIRST.size + _HEADER.size, dict[str, Array]()
         for name, shape, dtype in _SHAPES:
             count = int(np.prod(shape))
@@ -171,8 +173,9 @@ class Fingerprint:
         for name, _ in ROWS:
             exponents = arrays.pop(f"{name} exponent")
             arrays[name] = np.ldexp(arrays[name].astype(np.float32), exponents[..., None])
+        family, width, depth, weights, frame, rows, settings = header
         family, frame = (raw.rstrip(b"\0").decode(errors="replace") for raw in (family, frame))
-        return Fingerprint(family, width, depth, weights, frame, rows, **arrays)
+        return Fingerprint(family, width, depth, weights, frame, rows, settings, **arrays)
 
     @property
     def checksum(self) -> str:
@@ -187,7 +190,8 @@ class FingerprintComparison:
     Attributes:
         distance: root mean square distance of all rows beyond what rounding explains, each in
             units of both rows' length: 0 for disguises of one model, about 1 for unrelated ones.
-        changed: rows that differ by more than rounding explains, each with its distance.
+        changed: rows that differ by more than rounding explains, each with its distance; and
+            settings, such as an activation, at distance 1.
         unchanged: share of all rows that do not.
         score: mean cosine of all parts at all steps of depth: 1 for disguises, about 0 for
             unrelated models.
@@ -253,9 +257,12 @@ def compare_fingerprints(a: Fingerprint, b: Fingerprint) -> FingerprintCompariso
     embedding = None
     if comparable and a.frame != "fixed" and a.rows >= max(a.width, b.width):
         embedding = float((_units(a.ends[0]) * _units(b.ends[0])).sum())
+    changed = _changed(squares)
+    if a.settings != b.settings:
+        changed["settings"] = 1.0
     return FingerprintComparison(
         _joined(squares),
-        _changed(squares),
+        changed,
         float((present == 0).mean()) if len(present) else 1.0,
         float(cosines.mean()),
         {part: float(x) for part, x in zip(PARTS, cosines.mean(0), strict=True)},

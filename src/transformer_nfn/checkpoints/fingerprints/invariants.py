@@ -21,10 +21,12 @@ nothing acts on are projected as they are.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +50,7 @@ from transformer_nfn.checkpoints.reduced import Reduced, ReducedBlock
 from transformer_nfn.checkpoints.sketches import OFFSETS, normed_heads, read_heads, turned
 from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.functional.description import KEPT, POSITIONS, Attention
+from transformer_nfn.functional.description import KEPT, POSITIONS, Attention, Transformer
 from transformer_nfn.functional.transformer import activation
 from transformer_nfn.symmetry.sources import directions, sketch
 
@@ -125,6 +127,7 @@ def take_fingerprint(
         sum(math.prod(shape) for shape in model.names.values()),
         frame.table,
         frame.rows,
+        _settings(model.description),
         values[0],
         values[1],
         values[2][0],
@@ -135,6 +138,19 @@ def take_fingerprint(
         noise[3],
         step_sizes.half().numpy(),
     )
+
+
+def _settings(description: Transformer) -> bytes:
+    """Digest of whatever decides the function and neither rows nor sizes of tensors show."""
+    sizes: dict[str, Any] = {"heads": 0, "groups": 0, "d_k": 0, "d_v": 0}
+    settings = description.settings()
+    for name, block in description.blocks.items():
+        plain = block.without_scales()
+        cross = None if plain.cross is None else replace(plain.cross, **sizes)
+        attention, mlp = replace(plain.attention, **sizes), replace(plain.mlp, neurons=0)
+        settings[name] = replace(plain, attention=attention, cross=cross, mlp=mlp)
+    return hashlib.blake2b(repr(settings).encode(), digest_size=8).digest()
+
 
 
 def _shares(step: int, depth: int) -> list[tuple[int, float]]:
@@ -410,7 +426,7 @@ def _scores(
     block: ReducedBlock, prefix: str, attention: Attention, z: Tensor, y: Tensor
 ) -> tuple[_Heads, _Row]:
     """``q(z)·k(y)`` of every head without biases, and what biases add, summed over heads."""
-    pieces = block.query_key(prefix, attention)
+    pieces = block.query_key(prefix)
     share = attention.heads // attention.groups
     q, k = read_heads(z, pieces["W_Q"].value), read_heads(y, pieces["W_K"].value)
     q_error, k_error = (pieces[f"W_{p}"].error.unsqueeze(-2) for p in "QK")  # [h, 1, d]
@@ -550,7 +566,7 @@ def _block_sizes(block: ReducedBlock) -> Tensor:
     QK, VO = [], []
     for prefix, attention in block.attentions():
         share = attention.heads // attention.groups
-        pieces = block.query_key(prefix, attention)
+        pieces = block.query_key(prefix)
         W_Q, W_K = pieces["W_Q"].value, pieces["W_K"].value
         if attention.qk_norm:
             W_Q = W_Q * pieces["q_norm.g"].value.unsqueeze(-2)

@@ -113,7 +113,7 @@ def match_heads(
 def _queries_and_keys(
     block: BlockChecks, prefix: str, config: Attention, queries: Tensor, groups: Tensor
 ) -> Tensor:
-    A, B = (side.query_key(prefix, config) for side in (block.a, block.b))
+    A, B = (side.query_key(prefix) for side in (block.a, block.b))
     for bias in ("b_Q", "b_K"):
         pair = filled(A.get(bias), B.get(bias))
         if pair is not None:

@@ -22,6 +22,11 @@ from transformer_nfn.checkpoints.symmetries.base import block_parts
 from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
 from transformer_nfn.spaces.actions.permutation import match_rows
 
+OUTPUT_SETTINGS = {
+    "mlm": "head", "pooler": "extra.pooler", "pooling": "head", "classifier": "classifier"
+}  # fmt: skip
+"""Settings of a description that an output head depends on, and that head."""
+
 
 @dataclass(frozen=True)
 class Outputs:
@@ -33,15 +38,19 @@ class Outputs:
         resized: heads that both have in different sizes, with these sizes.
         comparable: both have an output of the same meaning and size: logits of a common head,
             or the final stream of two models without a head.
+        unlike: heads that both have and compute differently, a sentence each.
     """
 
     common: frozenset[str]
     single: tuple[str, ...]
     resized: Mapping[str, tuple[object, object]]
     comparable: bool
+    unlike: tuple[str, ...] = ()
 
     def mismatch(self) -> str | None:
         """Reason why the outputs cannot agree; None where those in common may."""
+        if self.unlike:
+            return "; ".join(self.unlike)
         if self.resized:
             shown = (f"{name} ({x} and {y})" for name, (x, y) in self.resized.items())
             return f"outputs have different sizes: {', '.join(shown)}"
@@ -55,14 +64,21 @@ def compare_outputs(A: Model, B: Model) -> Outputs:
     a, b = _heads(A), _heads(B)
     resized = {name: (a[name], b[name]) for name in a if name in b and a[name] != b[name]}
     single = sorted(a.keys() ^ b.keys())
-    if A.description.mlm != B.description.mlm and "head" in a and "head" in b:
-        single.append("head")  # read from the stream by one, from a transform of it by the other
+    unlike = []
+    for setting, head in OUTPUT_SETTINGS.items():
+        x, y = (getattr(model.description, setting) for model in (A, B))
+        if x == y or head not in a or head not in b:
+            continue
+        if setting == "mlm" and None in (x, y):
+            single.append(head)  # read from the stream by one, from a transform of it by the other
+        else:
+            unlike.append(f"{head}: {setting} is {x} in one, {y} in the other")
     common = frozenset(a.keys() & b.keys()) - resized.keys() - set(single)
     outputs = ("head", "classifier", "extra.decoder")
     logits = any(name in outputs or name.startswith(KEPT) for name in common)
     streams = A.description.headless and B.description.headless
     vectors = not a and not b
-    return Outputs(common, tuple(single), resized, logits or streams or vectors)
+    return Outputs(common, tuple(single), resized, logits or streams or vectors, tuple(unlike))
 
 
 def _heads(model: Model) -> dict[str, object]:

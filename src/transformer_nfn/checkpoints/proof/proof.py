@@ -13,6 +13,7 @@ from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.blocks import BlockElement, match_block, match_classifier
 from transformer_nfn.checkpoints.proof.checks import Check, Tolerance
 from transformer_nfn.checkpoints.proof.ends import (
+    OUTPUT_SETTINGS,
     Outputs,
     check_added,
     check_ends,
@@ -242,19 +243,17 @@ def _input_mismatch(A: Model, B: Model) -> str | None:
 def shape_mismatch(A: Model, B: Model) -> str | None:
     """Reason why no element can take blocks and embeddings of one model to the other's, or None."""
     a, b = A.description, B.description
-    for what in ("width", "norm", "eps", "final_softcap", "position_offset"):
-        if getattr(a, what) != getattr(b, what):
-            return f"{what}: one has {getattr(a, what)}, the other {getattr(b, what)}"
+    if a.width != b.width:
+        return f"width: one has {a.width}, the other {b.width}"
     for s, t in zip(a.stacks, b.stacks, strict=True):
-        if s.repeats != t.repeats:
-            return f"one runs its blocks {s.repeats} times, the other {t.repeats}"
         if len(s.blocks) != len(t.blocks):
             return f"one has {len(s.blocks)} blocks, the other {len(t.blocks)}"
-        for i, (x, y) in enumerate(zip(s.blocks, t.blocks, strict=True)):
-            if replace(x, attention=replace(x.attention, scale=1.0)) != replace(
-                y, attention=replace(y.attention, scale=1.0)
-            ):
-                return f"blocks {s.prefix}{i} are built differently"
+    others = b.settings()
+    for name, value in a.settings().items():
+        if name in a.blocks and value != others[name]:
+            return f"blocks {name} are built differently"
+        if name not in OUTPUT_SETTINGS and value != others[name]:
+            return f"{name}: one has {value}, the other {others[name]}"
     embedded = [{n: m.names[n][0] for n in INPUTS if n in m.names} for m in (A, B)]
     if embedded[0] != embedded[1]:
         return f"embeddings have other rows, {embedded[0]} and {embedded[1]}"
