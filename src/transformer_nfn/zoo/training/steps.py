@@ -45,7 +45,7 @@ WARM_UP = 0.1
 FINAL_RATE = 1e-5
 
 
-def rules(configs: Sequence[Config], device: torch.device | str = "cpu") -> Tensor:
+def rules(configs: Sequence[Config]) -> Tensor:
     """Update rules ``float64 [networks, 6]``: β₁, γ, β₂, whether √v is used, ε, λ."""
     for config in configs:
         if config.optimizer not in OPTIMIZERS:
@@ -54,7 +54,7 @@ def rules(configs: Sequence[Config], device: torch.device | str = "cpu") -> Tens
                 f"expected one of {', '.join(OPTIMIZERS)}"
             )
     rows = [(*_RULES[config.optimizer], config.l2) for config in configs]
-    return torch.tensor(rows, dtype=torch.float64, device=device)
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def coefficients(rule: Tensor, rate: Tensor, step: Tensor) -> Tensor:
