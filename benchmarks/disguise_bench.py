@@ -31,9 +31,9 @@ from torch import Tensor
 
 from costs import in_a_process, peak_mib
 from strangers import KINDS, size_of
-from trained.families import MIXTURE, pruned, rounded, upcycled
+from trained.families import MIXTURE, in_block, inputs_of, pruned, rounded, upcycled
 from trained.measures import auroc
-from trained.networks import BLOCK, Size, Weights, read, write
+from trained.networks import Size, Weights, read, write
 from trained.peers import PEERS, Measure
 from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.checkpoints.families import Model, open_model, write_model
@@ -116,15 +116,11 @@ def make_relatives(base: Path, size: Size) -> None:
     """Models that need no training: half pruned, rounded to four bits, merged, upcycled."""
     if all((base / name / "config.json").exists() for name in made_of(size.kind)):
         return
-    inside = BLOCK[size.kind].split("{")[0]
+    kind = size.kind
     own, same, other = (_float(base / n) for n in ("base", *TRAINED[:2]))
-
-    def inputs(name: str) -> int:
-        return 0 if size.kind == "gpt2" and name.startswith(inside) else 1
-
     made = {
-        "pruned": {n: pruned(w) if n.startswith(inside) else w for n, w in own.items()},
-        "int4": {n: rounded(w, 4, inputs(n)) for n, w in own.items()},
+        "pruned": {n: pruned(w) if in_block(kind, n) else w for n, w in own.items()},
+        "int4": {n: rounded(w, 4, inputs_of(kind, n)) for n, w in own.items()},
         "merged": {n: (w + other[n]) / 2 for n, w in same.items()},
     }
     for name, weights in made.items():

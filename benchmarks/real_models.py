@@ -14,13 +14,13 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
-from real_weights.edits import Real, cases_for, read_config, read_tensors, write_edit
+from real_weights.edits import Real, cases_for, read_tensors, write_edit
 from real_weights.models import (
     FACTS,
     minilm_model,
@@ -31,11 +31,12 @@ from real_weights.models import (
 )
 from transformer_nfn.checkpoints import relate
 from transformer_nfn.checkpoints.disguises import disguise
-from transformer_nfn.checkpoints.families import OpenOptions, open_model
+from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.errors import TransformerNFNError
 
 EXIT = {True: 0, False: 1, None: 3}
 SMALL = ("sceptr", "sapiens")
+BERT_ADAPTED = ("query.weight", "value.weight")
 MARK = "<!-- table: benchmarks/real_models.py writes what follows -->"
 
 
@@ -58,67 +59,41 @@ class Result:
         return self.expected.get(self.verdict) == self.exit
 
 
-def sceptr(place: Path) -> Iterator[tuple[Real, OpenOptions | None]]:
+def sceptr(place: Path) -> Real:
     """SCEPTR with its fine-tune."""
     files = sceptr_models()
-    yield (
-        Real(
-            "SCEPTR", files["SCEPTR"], read_tensors(files["SCEPTR"]), None, None, "",
-            ("in_proj_weight", "out_proj.weight"), read_tensors(files["SCEPTR_finetuned"]),
-        ),
-        FACTS,
+    return Real(
+        "SCEPTR", files["SCEPTR"], read_tensors(files["SCEPTR"]), None, None, "",
+        ("in_proj_weight", "out_proj.weight"), read_tensors(files["SCEPTR_finetuned"]), FACTS,
     )  # fmt: skip
 
 
-def sapiens(place: Path) -> Iterator[tuple[Real, OpenOptions | None]]:
+def sapiens(place: Path) -> Real:
     """The RoBERTa for heavy chains."""
     folder = write_sapiens("h", place / "sapiens-h")
-    yield (
-        Real(
-            "Sapiens VH", folder, read_tensors(folder), read_config(folder),
-            "roberta.embeddings.word_embeddings.weight", "lm_head.",
-            ("query.weight", "value.weight"),
-        ),
-        None,
-    )  # fmt: skip
+    embedding = "roberta.embeddings.word_embeddings.weight"
+    return Real.of_folder("Sapiens VH", folder, embedding, "lm_head.", BERT_ADAPTED)
 
 
-def rxnfp(place: Path) -> Iterator[tuple[Real, OpenOptions | None]]:
+def rxnfp(place: Path) -> Real:
     """The fine-tuned BERT that classifies reactions, with the one that it was made from."""
     folders = rxnfp_models()
-    folder = folders["bert_ft_10k_25s"]
-    yield (
-        Real(
-            "rxnfp", folder, read_tensors(folder), read_config(folder),
-            "bert.embeddings.word_embeddings.weight", "classifier.",
-            ("query.weight", "value.weight"), read_tensors(folders["bert_pretrained"]),
-        ),
-        None,
-    )  # fmt: skip
+    folder, embedding = folders["bert_ft_10k_25s"], "bert.embeddings.word_embeddings.weight"
+    made = Real.of_folder("rxnfp", folder, embedding, "classifier.", BERT_ADAPTED)
+    return replace(made, tuned=read_tensors(folders["bert_pretrained"]))
 
 
-def minilm(place: Path) -> Iterator[tuple[Real, OpenOptions | None]]:
+def minilm(place: Path) -> Real:
     """The sentence encoder."""
-    folder = minilm_model()
-    yield (
-        Real(
-            "MiniLM", folder, read_tensors(folder), read_config(folder),
-            "embeddings.word_embeddings.weight", "", ("query.weight", "value.weight"),
-        ),
-        None,
-    )  # fmt: skip
+    embedding = "embeddings.word_embeddings.weight"
+    return Real.of_folder("MiniLM", minilm_model(), embedding, "", BERT_ADAPTED)
 
 
-def smollm2(place: Path) -> Iterator[tuple[Real, OpenOptions | None]]:
+def smollm2(place: Path) -> Real:
     """The Llama."""
     folder = write_smollm2(place / "smollm2")
-    yield (
-        Real(
-            "SmolLM2", folder, read_tensors(folder), read_config(folder),
-            "model.embed_tokens.weight", "", ("q_proj.weight", "v_proj.weight"),
-        ),
-        None,
-    )  # fmt: skip
+    embedding = "model.embed_tokens.weight"
+    return Real.of_folder("SmolLM2", folder, embedding, "", ("q_proj.weight", "v_proj.weight"))
 
 
 MODELS = {
@@ -130,20 +105,18 @@ MODELS = {
 }
 
 
-def compare(
-    model: Real, options: OpenOptions | None, edit: str, place: Path, *, hidden: bool
-) -> Result:
+def compare(model: Real, edit: str, place: Path, *, hidden: bool) -> Result:
     """Relates a model to what an edit makes of it, disguised or not."""
     case = cases_for(model)[edit]
     with tempfile.TemporaryDirectory(dir=place) as temporary:
         second = write_edit(case.edit(model), Path(temporary) / "edited")
         if hidden:
             out = second.with_name(f"disguised{second.suffix}")
-            with open_model(second, options) as opened:
+            with open_model(second, model.options) as opened:
                 disguise(opened, out, torch.Generator().manual_seed(1))
             second = out
         start = time.perf_counter()
-        with open_model(model.path, options) as A, open_model(second, options) as B:
+        with open_model(model.path, model.options) as A, open_model(second, model.options) as B:
             relation = relate(A, B)
         seconds = time.perf_counter() - start
     return Result(
@@ -212,18 +185,18 @@ def run(packages: Sequence[str], edits: Sequence[str] | None) -> list[Result]:
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         for package in packages:
-            for model, facts in MODELS[package](place):
-                for edit in cases_for(model):
-                    if edits is not None and edit not in edits:
-                        continue
-                    for hidden in (False, True):
-                        result = compare(model, facts, edit, place, hidden=hidden)
-                        results.append(result)
-                        print(
-                            f"{result.seconds:6.1f} s  {model.name}, {edit}"
-                            f"{', disguised' if hidden else ''}: {_cell(result)}",
-                            file=sys.stderr, flush=True,
-                        )  # fmt: skip
+            model = MODELS[package](place)
+            for edit in cases_for(model):
+                if edits is not None and edit not in edits:
+                    continue
+                for hidden in (False, True):
+                    result = compare(model, edit, place, hidden=hidden)
+                    results.append(result)
+                    print(
+                        f"{result.seconds:6.1f} s  {model.name}, {edit}"
+                        f"{', disguised' if hidden else ''}: {_cell(result)}",
+                        file=sys.stderr, flush=True,
+                    )  # fmt: skip
     return results
 
 

@@ -12,15 +12,14 @@ BERTs read short rows and more of them: with the rows of the others they learn h
 frequencies of tokens in 4,000 steps.
 
 ``DIR/models/SIZE/STEPS/TEXT-SEED/RELATION/`` is a folder as `from_pretrained` reads it, in float16;
-``DIR/archives/*.tar`` hold the same in parts of at most 15 MiB; ``DIR/tokens.safetensors`` the
-beginning of each text. A run that was stopped goes on where it was.
+``DIR/tokens.safetensors`` holds the beginning of each text. A run that was stopped goes on where it
+was.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,7 +42,6 @@ FAST, SLOW = 2e-3, 5e-4
 NEWS, PYTHON = "news", "python"
 OTHER_DATA = 4
 """Seeds of each size and length that are trained on Python source."""
-ARCHIVE = 15 * 2**20
 KEPT_TOKENS = 200_000
 
 
@@ -193,29 +191,6 @@ def train_group(group: list[Model], root: Path, texts: dict[str, Tensor], rows: 
     )
 
 
-def pack(out: Path) -> None:
-    """All folders in tar files of at most 15 MiB, a base and its descendants near each other."""
-    archives = out / "archives"
-    archives.mkdir(exist_ok=True)
-    for old in archives.glob("*.tar"):
-        old.unlink()
-    files = sorted(p for p in (out / "models").rglob("*") if p.is_file())
-    parts: list[list[Path]] = [[out / "tokens.safetensors"]]
-    filled = 2**20
-    for path in files:
-        size = path.stat().st_size + 1024
-        if filled + size > ARCHIVE:
-            parts.append([])
-            filled = 2**14
-        parts[-1].append(path)
-        filled += size
-    for i, part in enumerate(parts):
-        with tarfile.open(archives / f"strangers-{i:02d}.tar", "w") as archive:
-            for path in part:
-                archive.add(path, path.relative_to(out).as_posix())
-    print(f"{len(files)} files in {len(parts)} archives under {archives}", flush=True)
-
-
 def texts_of(out: Path, data: Path) -> dict[str, Tensor]:
     """Token ids of both texts; computed once, their beginnings kept beside the models."""
     cached = out / "all-tokens.safetensors"
@@ -263,7 +238,6 @@ def main() -> None:
             line = train_group(missing, root, texts, plan.rows)
             print(f"{time.perf_counter() - start:5.0f} s  {line}", flush=True)
     print(f"{left} groups left for another run" if left else "all groups trained", flush=True)
-    pack(options.out)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ from transformer_nfn.zoo import (
 )
 from transformer_nfn.zoo.module import to_state_dict
 from transformer_nfn.zoo.training.backends import choose_runner, describe_path
-from transformer_nfn.zoo.training.steps import StepRunner, TorchStepper
+from transformer_nfn.zoo.training.steps import TorchRunner
 from transformer_nfn.zoo.training.tasks import Task
 from transformer_nfn.zoo.training.trainer import Training, initial_weights, train
 
@@ -293,7 +293,7 @@ def both_tests(zoo: Zoo, task: Task) -> None:
     rows = zoo.select(percent=100)
     weights = zoo.sizes.from_named(zoo.weights(rows)).float().to("cuda")
     data, threshold = task.to("cuda"), torch.zeros(len(rows), dtype=torch.int32, device="cuda")
-    plain = StepRunner(data, TorchStepper(task.sizes, weights, threshold), BATCH)
+    plain = TorchRunner(data, weights, threshold, BATCH)
     fused = choose_runner("fused", data, weights, threshold, "bf16", BATCH)
     hits, seconds = [], []
     for runner in (plain, fused):

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from real_weights.models import write_folder
+from transformer_nfn.checkpoints.families import OpenOptions
 
 Tensors = dict[str, Tensor]
 BLOCK = re.compile(r"(.*?\blayers?\.)(\d+)(\..*)")
@@ -35,6 +36,7 @@ class Real:
         head: beginning of the names of what reads the final stream.
         adapted: ends of the names of the matrices that LoRA is merged into.
         tuned: tensors of a real fine-tune of it, None if there is none.
+        options: what its files do not state.
     """
 
     name: str
@@ -45,6 +47,15 @@ class Real:
     head: str
     adapted: tuple[str, ...]
     tuned: Tensors | None = None
+    options: OpenOptions | None = None
+
+    @staticmethod
+    def of_folder(
+        name: str, folder: Path, embedding: str, head: str, adapted: tuple[str, ...]
+    ) -> Real:
+        """A model in a hub folder."""
+        tensors, config = read_tensors(folder), read_config(folder)
+        return Real(name, folder, tensors, config, embedding, head, adapted)
 
 
 def read_tensors(path: Path) -> Tensors:

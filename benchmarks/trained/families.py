@@ -133,19 +133,21 @@ def make_relatives(root: Path, family: Member) -> None:
     """What needs no training: averaged, pruned and rounded models."""
     if all(complete(folder_of(root, family, relation)) for relation in MADE):
         return
+    kind = family.kind
     base, same, other = (read(folder_of(root, family, r)) for r in TRAINED[:3])
     made = {
         "mean of two fine-tunes": {n: (w + other[n]) / 2 for n, w in same.items()},
-        "half pruned": {n: pruned(w) if _in_block(family, n) else w for n, w in base.items()},
-        "int8": {n: rounded(w, 8, _inputs(family, n)) for n, w in base.items()},
-        "int4": {n: rounded(w, 4, _inputs(family, n)) for n, w in base.items()},
+        "half pruned": {n: pruned(w) if in_block(kind, n) else w for n, w in base.items()},
+        "int8": {n: rounded(w, 8, inputs_of(kind, n)) for n, w in base.items()},
+        "int4": {n: rounded(w, 4, inputs_of(kind, n)) for n, w in base.items()},
     }
     for relation, weights in made.items():
         write(weights, family.size, folder_of(root, family, relation))
 
 
-def _in_block(family: Member, name: str) -> bool:
-    return name.startswith(BLOCK[family.kind].split("{")[0])
+def in_block(kind: Kind, name: str) -> bool:
+    """Whether a tensor of a file belongs to a block."""
+    return name.startswith(BLOCK[kind].split("{")[0])
 
 
 def pruned(w: Tensor) -> Tensor:
@@ -153,9 +155,9 @@ def pruned(w: Tensor) -> Tensor:
     return w if w.ndim < 2 else w * (w.abs() > w.abs().median())
 
 
-def _inputs(family: Member, name: str) -> int:
+def inputs_of(kind: Kind, name: str) -> int:
     """The axis of a matrix's inputs: GPT-2's blocks store ``[in, out]``, all else ``[out, in]``."""
-    return 0 if family.kind == "gpt2" and _in_block(family, name) else 1
+    return 0 if kind == "gpt2" and in_block(kind, name) else 1
 
 
 def rounded(w: Tensor, bits: int, inputs: int) -> Tensor:

@@ -217,12 +217,11 @@ class Network:
 
     def check_no_nan(self) -> None:
         """Reject NaN in any tensor of the network or its file, read later or not."""
-        if self.zoo is not None:
-            for name, tensor in self._row().items():
-                if bool(torch.isnan(tensor).any()):
-                    raise CheckpointError(f"'{self.name}': '{name}' expected numbers, found NaN")
-            return
-        with self.open_file() as checkpoint:
+        if self.zoo is None:
+            opened = self.open_file()
+        else:
+            opened = Checkpoint(self.name, InMemory(self._row()))
+        with opened as checkpoint:
             for name in checkpoint:
                 if checkpoint.info(name).weight_dtype is not None:
                     check_no_nan(checkpoint, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 from transformer_nfn.errors import TransformerNFNError, needs_extra
@@ -45,13 +46,21 @@ def ray_cluster(
 
 
 def one_core_task(ray: Any, work: Callable[..., Any], gpus: float, retries: int) -> Any:
-    """``work`` as a task of the cluster: one core each.
+    """``work`` as a task of the cluster: one core each, and so one thread.
 
     Args:
         gpus: that a task needs besides, or the part of one.
         retries: how often a task whose worker died is given to another.
     """
-    return ray.remote(work).options(num_cpus=1, num_gpus=gpus, max_retries=retries)
+
+    @wraps(work)
+    def on_one_thread(*arguments: Any, **options: Any) -> Any:
+        import torch
+
+        torch.set_num_threads(1)
+        return work(*arguments, **options)
+
+    return ray.remote(on_one_thread).options(num_cpus=1, num_gpus=gpus, max_retries=retries)
 
 
 def task_result(ray: Any, reference: Any, kind: type[TransformerNFNError], lost: str) -> Any:

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from strangers import KINDS, NEWS, PYTHON, Plan, groups, pack, train_group
+from strangers import KINDS, NEWS, PYTHON, Plan, groups, train_group
 from trained.networks import read
 from transformer_nfn.checkpoints.families import open_model
 
@@ -42,10 +42,3 @@ def test_models_open_and_descendants_change_what_they_should(trained):
         assert json.loads((base / name / "training.json").read_text())["loss"] > 0
     changed = {n for n, w in read(base / "lora").items() if not torch.equal(w, start[n])}
     assert changed == {f"transformer.h.{i}.attn.c_attn.weight" for i in range(2)}
-
-
-def test_archives_hold_all_folders(trained):
-    (trained / "tokens.safetensors").write_bytes(b"")
-    pack(trained)
-    (archive,) = (trained / "archives").glob("*.tar")
-    assert archive.stat().st_size < 15 * 2**20

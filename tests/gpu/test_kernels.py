@@ -11,7 +11,7 @@ from transformer_nfn import spaces
 from transformer_nfn.zoo import Recipe, SizeGroup, load_task, sample
 from transformer_nfn.zoo.sizes import PAPER
 from transformer_nfn.zoo.training.backends import choose_runner
-from transformer_nfn.zoo.training.steps import StepRunner, TorchStepper
+from transformer_nfn.zoo.training.steps import TorchRunner
 from transformer_nfn.zoo.training.tasks import Task
 from transformer_nfn.zoo.training.trainer import Training, train
 
@@ -102,7 +102,7 @@ def test_tested_networks_are_at_most_one_sample_off_plain_float32(name: str, siz
     task = task_of(name, "bf16", SizeGroup.from_name(size)).to("cuda")
     weights = trained(task, 64)
     threshold = torch.zeros(64, dtype=torch.int32, device="cuda")
-    plain = StepRunner(task, TorchStepper(task.sizes, weights, threshold), 128)
+    plain = TorchRunner(task, weights, threshold, 128)
     fused = choose_runner("fused", task, weights, threshold, "bf16", 128)
     (loss, hits), (fused_loss, fused_hits) = (r.evaluate(weights, "test") for r in (plain, fused))
     assert int((hits - fused_hits).abs().max()) <= 1

@@ -198,9 +198,9 @@ def trained_beside_plain() -> dict[str, float]:
     recipe = Recipe(epochs=2, batch=12)
     plain = Training(task, runs, counts, recipe, "cpu", "torch", torch.float32)
     fused = Training(task, runs, counts, recipe, "cpu", "torch", torch.float32)
-    stepper = plain.runner.stepper  # type: ignore[attr-defined]
+    threshold = plain.runner.threshold  # type: ignore[attr-defined]
     weights = fused.runner.weights.clone()
-    fused.runner = FusedRunner(task, weights, stepper.threshold, "float32", 12)
+    fused.runner = FusedRunner(task, weights, threshold, "float32", 12)
     hits = [[one.train_epoch(epoch) for epoch in range(2)] for one in (plain, fused)]
     tested = [one.runner.evaluate(one.runner.weights, "held") for one in (plain, fused)]
     last = [one.runner.evaluate(plain.runner.weights, "test") for one in (plain, fused)]
@@ -225,7 +225,7 @@ def equal_runs() -> dict[str, list[bool]]:
     runs = [replace(c, **alike, train_fraction=1.0) for c in (*shared, separate[1])]  # type: ignore
     recipe = Recipe(epochs=1, batch=6)
     training = Training(task, runs, [12] * 3, recipe, "cpu", "torch", torch.float32)
-    threshold = training.runner.stepper.threshold  # type: ignore[attr-defined]
+    threshold = training.runner.threshold  # type: ignore[attr-defined]
     runner = FusedRunner(task, training.runner.weights.clone(), threshold, "float32", 6)
     training.runner = runner
     epochs = []

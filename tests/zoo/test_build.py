@@ -235,7 +235,7 @@ def kill():
     while True:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
-                if path.read_bytes().startswith(b"ray::_work"):
+                if path.read_bytes().startswith(b"ray::train_shard"):
                     os.kill(int(path.parent.name), signal.SIGKILL)
                     print("killed", flush=True)
                     return

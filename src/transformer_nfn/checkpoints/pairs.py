@@ -253,12 +253,6 @@ def _best(matrix: torch.Tensor | None) -> float | None:
     return float(matrix.amax(1 if matrix.shape[0] <= matrix.shape[1] else 0).mean())
 
 
-def _work(a: Candidate, b: Candidate, options: OpenOptions | None) -> Pair:
-    """Task of a worker, on one thread because there is a worker for every core."""
-    torch.set_num_threads(1)
-    return relate_pair(a, b, options)
-
-
 def _ray(
     left: Sequence[tuple[Candidate, Candidate]], options: OpenOptions | None
 ) -> Iterator[Pair]:
@@ -266,7 +260,7 @@ def _ray(
     if not left:
         return
     with ray_cluster(None, PairsError) as ray:
-        task = one_core_task(ray, _work, 0, RETRIES)
+        task = one_core_task(ray, relate_pair, 0, RETRIES)
         waiting = {}
         for a, b in left:
             absolute = [replace(model, path=model.path.resolve()) for model in (a, b)]

@@ -64,13 +64,6 @@ def softmax_scores(queries: Tensor, keys: Tensor) -> Tensor:
     return torch.softmax(queries @ keys.mT / math.sqrt(queries.shape[-1]), dim=-1)
 
 
-def _check_width(X: Tensor, weight: Tensor, name: str) -> None:
-    if X.shape[-1] != weight.shape[-2]:
-        raise SpaceError(
-            f"X axis 'width': expected {weight.shape[-2]} as in '{name}', found {X.shape[-1]}"
-        )
-
-
 def multi_head(
     X: Tensor,
     weights: Mapping[str, Tensor],
@@ -102,7 +95,10 @@ def multi_head(
     """
     W_Q, W_K = weights["W_Q"], weights["W_K"]
     X = inputs_for(X, W_K, 3)
-    _check_width(X, W_Q, "W_Q")
+    if X.shape[-1] != W_Q.shape[-2]:
+        raise SpaceError(
+            f"X axis 'width': expected {W_Q.shape[-2]} as in 'W_Q', found {X.shape[-1]}"
+        )
     tokens = X.unsqueeze(-3)  # a place for the heads
 
     def project(part: str) -> Tensor:

@@ -176,9 +176,9 @@ def fill_cells_on_ray(
         progress: called with each finished cell.
     """
     with ray_cluster(address, RunError) as ray:
-        task = one_core_task(ray, _work, int("cuda" in how["device"]), RETRIES)
+        task = one_core_task(ray, fill_cell, int("cuda" in how["device"]), RETRIES)
         where = zoo_path.resolve(), out.resolve()
-        waiting = {task.remote(where[0], cell, where[1], how): cell for cell in cells}
+        waiting = {task.remote(where[0], cell, where[1], **how): cell for cell in cells}
         records: dict[str, RunRecord] = {}
         while waiting:
             (done,), _ = ray.wait(list(waiting), num_returns=1)
@@ -188,12 +188,6 @@ def fill_cells_on_ray(
             if progress is not None:
                 progress(cell, {"done": True, "record": records[cell.folder]})
         return [records[cell.folder] for cell in cells]
-
-
-def _work(zoo_path: Path, cell: Cell, out: Path, how: dict[str, Any]) -> RunRecord:
-    """Fill a cell on a worker; one thread, because there is a worker for every core."""
-    torch.set_num_threads(1)
-    return fill_cell(zoo_path, cell, out, **how)
 
 
 def disguised(data: Dataset, bound: float, seed: int) -> Dataset:

@@ -173,10 +173,14 @@ class Parts:
         """Training networks followed by the additional ones."""
         return self.train if self.more is None else joined(self.train, self.more)
 
+    def each(self, change: Callable[[Dataset], Dataset]) -> Parts:
+        """Apply a function to the networks of every part."""
+        more = None if self.more is None else change(self.more)
+        return Parts(change(self.train), change(self.val), change(self.test), more)
+
     def to(self, device: torch.device | str) -> Parts:
         """Move to a device."""
-        more = None if self.more is None else self.more.to(device)
-        return Parts(self.train.to(device), self.val.to(device), self.test.to(device), more)
+        return self.each(lambda data: data.to(device))
 
 
 UNNAMED = ""
@@ -246,19 +250,16 @@ class SizeGroups:
 
     def of_class(self, name: str) -> SizeGroups:
         """The same networks with another target: whether a network is of this class."""
-
-        def change(parts: Parts) -> Parts:
-            more = None if parts.more is None else parts.more.of_class(name)
-            train, val, test = (x.of_class(name) for x in (parts.train, parts.val, parts.test))
-            return Parts(train, val, test, more)
-
-        left_out = {size: data.of_class(name) for size, data in self.left_out.items()}
-        return replace(self.map(change), left_out=left_out)
+        return self.each(lambda data: data.of_class(name))
 
     def to(self, device: torch.device | str) -> SizeGroups:
         """Move to a device."""
-        left_out = {name: data.to(device) for name, data in self.left_out.items()}
-        return replace(self.map(lambda parts: parts.to(device)), left_out=left_out)
+        return self.each(lambda data: data.to(device))
+
+    def each(self, change: Callable[[Dataset], Dataset]) -> SizeGroups:
+        """Apply a function to the networks of every size and part, those left out too."""
+        left_out = {name: change(data) for name, data in self.left_out.items()}
+        return replace(self.map(lambda parts: parts.each(change)), left_out=left_out)
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,14 @@ const SVG = "http://www.w3.org/2000/svg";
 let serial = 0;
 
 function draw(name, attributes, parent, text) {
-  const node = document.createElementNS(SVG, name);
-  for (const key in attributes) node.setAttribute(key, attributes[key]);
-  if (text !== undefined) node.textContent = text;
-  if (parent) parent.appendChild(node);
-  return node;
+  return placed(document.createElementNS(SVG, name), attributes, parent, text);
 }
 
 function make(name, attributes, parent, text) {
-  const node = document.createElement(name);
+  return placed(document.createElement(name), attributes, parent, text);
+}
+
+function placed(node, attributes, parent, text) {
   for (const key in attributes) node.setAttribute(key, attributes[key]);
   if (text !== undefined) node.textContent = text;
   if (parent) parent.appendChild(node);

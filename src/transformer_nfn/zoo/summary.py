@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Bars of the histogram in a summary.
+BINS = 10
 # Values of a target of text that a summary counts.
 VALUES = 8
 # Panels per line in the figure of a mixed zoo.
 COLUMNS = 6
 
 
-def summarise(zoo: Zoo, bins: int = 10) -> dict[str, Any]:
+def summarise(zoo: Zoo) -> dict[str, Any]:
     """Counts, accuracies and the histogram of a zoo as plain JSON values.
 
     >>> summary = summarise(Zoo.open("mnist-sample"))
@@ -34,7 +36,7 @@ def summarise(zoo: Zoo, bins: int = 10) -> dict[str, Any]:
     (160, {12: 160}, 160)
     """
     accuracy = zoo.table["test_accuracy"].astype(float)
-    counts, edges = accuracy_counts(zoo, bins)
+    counts, edges = accuracy_counts(zoo, BINS)
     epochs, rows = np.unique(zoo.table["epoch"][~zoo.table["best"]], return_counts=True)
     return {
         "path": str(zoo.path),
@@ -68,9 +70,9 @@ def _by_damage(zoo: Zoo) -> dict[str, dict[str, float | int]]:
     return {name: _quartiles(accuracy[names == name]) for name in dict.fromkeys(names.tolist())}
 
 
-def summarise_mixed(mixed: MixedZoo, bins: int = 10) -> dict[str, Any]:
+def summarise_mixed(mixed: MixedZoo) -> dict[str, Any]:
     """Counts of a mixed zoo as plain JSON values; ``kinds`` holds the summary of each zoo."""
-    summaries = {name: summarise(zoo, bins) for name, zoo in mixed.zoos.items()}
+    summaries = {name: summarise(zoo) for name, zoo in mixed.zoos.items()}
     totals = ("runs", "crashed", "checkpoints", "bytes")
     accuracy = [zoo.table["test_accuracy"].astype(float) for zoo in mixed]
     return {
@@ -114,7 +116,7 @@ def summarise_models(zoo: ModelZoo) -> dict[str, Any]:
     }
 
 
-def accuracy_counts(zoo: Zoo, bins: int = 20) -> tuple[np.ndarray, np.ndarray]:
+def accuracy_counts(zoo: Zoo, bins: int) -> tuple[np.ndarray, np.ndarray]:
     """Counts and bin edges of the test accuracies of all checkpoints, from 0 to 1."""
     accuracy = zoo.table["test_accuracy"].astype(float)
     return np.histogram(accuracy[~np.isnan(accuracy)], bins=bins, range=(0.0, 1.0))
@@ -154,7 +156,7 @@ def _paint_groups(figure: Figure, mixed: MixedZoo, bins: int) -> None:
     figure.suptitle(title)
 
 
-def plot_accuracies(zoo: Zoo | MixedZoo, out: Path, bins: int = 20) -> Path:
+def plot_accuracies(zoo: Zoo | MixedZoo, out: Path, bins: int) -> Path:
     """Draw the histogram into ``out``, a png, pdf or svg by its suffix."""
     if isinstance(zoo, MixedZoo):
         if not zoo.zoos:

@@ -260,12 +260,10 @@ class Zoo:
         return network_of({name: w.float() for name, w in self.weights(rows).items()})
 
     def batches(
-        self, rows: Rows | None = None, size: int = 16, *, seed: int | None = None
+        self, rows: Rows | None = None, size: int = 16
     ) -> Iterator[tuple[np.ndarray, Weights]]:
-        """Row numbers and weights, ``size`` at a time; shuffled if a seed is given."""
+        """Row numbers and weights, ``size`` at a time."""
         chosen = self._rows(np.arange(len(self)) if rows is None else rows)
-        if seed is not None:
-            chosen = np.random.default_rng(seed).permutation(chosen)
         parts = [chosen[start : start + size] for start in range(0, len(chosen), size)]
         # While one batch is used, the next ones are prefetched.
         prefetched: deque[list[ShardReader]] = deque()

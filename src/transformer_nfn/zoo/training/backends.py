@@ -17,8 +17,7 @@ from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training.steps import (
     Epoch,
     Runner,
-    StepRunner,
-    TorchStepper,
+    TorchRunner,
     evaluate_batches,
 )
 from transformer_nfn.zoo.training.tasks import Batch, Split, Task
@@ -225,15 +224,13 @@ def choose_runner(
     path: str, task: Task, weights: Tensor, threshold: Tensor, precision: str, batch: int
 ) -> Runner:
     """The runner of the path that `describe_path` returns."""
-    sizes = task.sizes
-    path, _ = describe_path(path, str(weights.device), sizes, precision)
+    path, _ = describe_path(path, str(weights.device), task.sizes, precision)
     if path == "fused":
         from transformer_nfn.zoo.training.kernels.runner import FusedRunner
 
         return FusedRunner(task, weights, threshold, precision, batch)
     if path == "native":
         return NativeRunner(task, weights, threshold, batch)
-    stepper = TorchStepper(
-        sizes, weights, threshold, precision=precision, compiled=path == "compiled"
+    return TorchRunner(
+        task, weights, threshold, batch, precision=precision, compiled=path == "compiled"
     )
-    return StepRunner(task, stepper, batch)

@@ -12,8 +12,6 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-import torch
-
 from transformer_nfn.ray_cluster import import_ray, one_core_task, ray_cluster, task_result
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.training.local_engine import (
@@ -28,12 +26,6 @@ from transformer_nfn.zoo.training.plan import Plan, Progress
 # Enough waiting work that an autoscaling cluster grows, and some left for another builder.
 IN_FLIGHT = 128
 RETRIES = 5
-
-
-def _work(*arguments: Any) -> Any:
-    """Train a shard on a worker with one thread, because there is a worker per core."""
-    torch.set_num_threads(1)
-    return train_shard(*arguments)
 
 
 def run_ray(plan: Plan, progress: Progress) -> None:
@@ -57,7 +49,7 @@ class _Driver:
         # The data is sent once to each node, so that workers need no files.
         self.task = ray.put(plan.load_task())
         gpus = plan.options.gpu_share if "cuda" in plan.options.device else 0
-        self.remote = one_core_task(ray, _work, gpus, RETRIES)
+        self.remote = one_core_task(ray, train_shard, gpus, RETRIES)
         self.flying: dict[Any, tuple[str, ExitStack]] = {}
 
     def run(self) -> None:

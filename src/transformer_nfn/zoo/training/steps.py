@@ -45,7 +45,7 @@ WARM_UP = 0.1
 FINAL_RATE = 1e-5
 
 
-def rules(configs: Sequence[Config], device: torch.device | str = "cpu") -> Tensor:
+def rules(configs: Sequence[Config]) -> Tensor:
     """Update rules ``float64 [networks, 6]``: β₁, γ, β₂, whether √v is used, ε, λ."""
     for config in configs:
         if config.optimizer not in OPTIMIZERS:
@@ -54,7 +54,7 @@ def rules(configs: Sequence[Config], device: torch.device | str = "cpu") -> Tens
                 f"expected one of {', '.join(OPTIMIZERS)}"
             )
     rows = [(*_RULES[config.optimizer], config.l2) for config in configs]
-    return torch.tensor(rows, dtype=torch.float64, device=device)
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def coefficients(rule: Tensor, rate: Tensor, step: Tensor) -> Tensor:
@@ -156,44 +156,103 @@ def _compiled(sizes: NetworkSizes) -> tuple[Any, Any]:
     return torch.compile(losses, dynamic=False), torch.compile(update, dynamic=False)
 
 
-class TorchStepper:
-    """The reference step: autograd over the batched forward, optionally compiled.
+@dataclass(frozen=True)
+class Epoch:
+    """Random keys and coefficients of one epoch, for every run.
+
+    Attributes:
+        order: ``int64 [runs, samples]``, order of the samples; short rows are padded.
+        steps: ``int64 [runs]`` on the CPU, number of batches of each run, non-increasing.
+        crop: ``int32 [runs, steps, 2]``, keys of the augmentation.
+        drop: ``int32 [runs, steps, sites, 2]``, keys of dropout.
+        coef: ``float32 [runs, steps, 7]``, see `coefficients`; `HOLD` for runs whose epoch has
+            ended.
+    """
+
+    order: Tensor
+    steps: Tensor
+    crop: Tensor
+    drop: Tensor
+    coef: Tensor
+
+
+class Runner(Protocol):
+    """Interface of training and testing many networks an epoch at a time."""
+
+    @property
+    def weights(self) -> Tensor:
+        """``[networks, weights]``, updated in place."""
+        ...
+
+    def epoch(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
+        """Train one epoch; the sum of the steps' mean losses and the hits of each network."""
+        ...
+
+    def evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        """Summed loss and hits of each network on a split."""
+        ...
+
+
+class TorchRunner:
+    """A `Runner` in PyTorch: autograd over the batched forward, optionally compiled.
 
     Args:
+        task: with its data on the device of the weights.
         weights: initial weights ``[networks, weights]``.
         threshold: ``int32 [networks]``, see `randomness.dropout_threshold`.
+        batch: samples per step.
         precision: ``float32``, ``tf32`` or ``bf16`` for the products; master weights and
             moments stay float32.
-        compiled: whether to use `torch.compile`.
+        compiled: whether to use `torch.compile`; then every step gets all networks.
 
     Attributes:
         weights: ``[networks, weights]``, updated in place.
-        fixed_shape: whether every step must get all networks, as compiled code requires.
     """
 
     def __init__(
         self,
-        sizes: NetworkSizes,
+        task: Task,
         weights: Tensor,
         threshold: Tensor,
+        batch: int,
         *,
         precision: str = "float32",
         compiled: bool = False,
     ) -> None:
-        self.sizes = sizes
+        self.task, self.sizes, self.batch = task, task.sizes, batch
         self.weights = weights
         self.first = torch.zeros_like(weights)
         self.second = torch.zeros_like(weights)
         self.threshold = threshold
         self.scale = 65536 / (65536 - threshold.to(torch.float32))
-        self.positions = sizes.positions(weights.device)
+        self.positions = self.sizes.positions(weights.device)
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.tf32 = precision != "float32"
-        self.fixed_shape = compiled
-        functions: tuple[Any, Any] = _compiled(sizes) if compiled else (losses, update)
+        self.compiled = compiled
+        functions: tuple[Any, Any] = _compiled(self.sizes) if compiled else (losses, update)
         self._loss, self._update = functions
 
-    def step(self, batch: Batch, keys: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
+    def epoch(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
+        """Train one epoch; every step takes the runs whose epoch has not ended, the first few."""
+        runs, size = len(epoch.order), self.batch
+        device = epoch.order.device
+        total, hits = torch.zeros(runs, device=device), torch.zeros(runs, device=device)
+        active = epoch.steps[:, None] > torch.arange(int(epoch.steps.max()))
+        active = active.to(device)
+        for step in range(active.shape[1]):
+            now = runs if self.compiled else int((epoch.steps > step).sum())
+            index = epoch.order[:now, step * size : (step + 1) * size]
+            batch = self.task.batch("train", index, epoch.crop[:now, step])
+            loss, hit = self._step(batch, epoch.drop[:now, step], epoch.coef[:now, step])
+            hits[:now] += hit * active[:now, step]
+            total[:now] += loss * active[:now, step]
+        return total, hits
+
+    def evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        """Summed loss and hits of each network on a split."""
+        return evaluate_batches(self.task, split, self.batch, weights, self._evaluate)
+
+    def _step(self, batch: Batch, keys: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
         """Train the first ``len(coef)`` networks on one batch; loss and hits of each."""
         self._tensor_cores(self.tf32)
         total, hits = [], []
@@ -233,7 +292,7 @@ class TorchStepper:
             torch.backends.mkldnn.enabled = before
 
     @torch.no_grad()
-    def evaluate(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Summed loss and hits of each network on one shared batch, in float32."""
         self._tensor_cores(False)
         total, hits = [], []
@@ -250,76 +309,6 @@ class TorchStepper:
             total.append(loss.view_as(labels).sum(-1))
             hits.append((logits.argmax(-1) == labels).sum(-1))
         return torch.cat(total), torch.cat(hits)
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """Random keys and coefficients of one epoch, for every run.
-
-    Attributes:
-        order: ``int64 [runs, samples]``, order of the samples; short rows are padded.
-        steps: ``int64 [runs]`` on the CPU, number of batches of each run, non-increasing.
-        crop: ``int32 [runs, steps, 2]``, keys of the augmentation.
-        drop: ``int32 [runs, steps, sites, 2]``, keys of dropout.
-        coef: ``float32 [runs, steps, 7]``, see `coefficients`; `HOLD` for runs whose epoch has
-            ended.
-    """
-
-    order: Tensor
-    steps: Tensor
-    crop: Tensor
-    drop: Tensor
-    coef: Tensor
-
-
-class Runner(Protocol):
-    """Interface of training and testing many networks an epoch at a time."""
-
-    @property
-    def weights(self) -> Tensor:
-        """``[networks, weights]``, updated in place."""
-        ...
-
-    def epoch(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
-        """Train one epoch; the sum of the steps' mean losses and the hits of each network."""
-        ...
-
-    def evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
-        """Summed loss and hits of each network on a split."""
-        ...
-
-
-class StepRunner:
-    """A `Runner` over a `TorchStepper`."""
-
-    def __init__(self, task: Task, stepper: TorchStepper, batch: int) -> None:
-        self.task, self.stepper, self.batch = task, stepper, batch
-
-    @property
-    def weights(self) -> Tensor:
-        """``[networks, weights]``, updated in place."""
-        return self.stepper.weights
-
-    def epoch(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
-        """Train one epoch; every step takes the runs whose epoch has not ended, the first few."""
-        runs, size = len(epoch.order), self.batch
-        device = epoch.order.device
-        total, hits = torch.zeros(runs, device=device), torch.zeros(runs, device=device)
-        active = epoch.steps[:, None] > torch.arange(int(epoch.steps.max()))
-        active = active.to(device)
-        for step in range(active.shape[1]):
-            now = runs if self.stepper.fixed_shape else int((epoch.steps > step).sum())
-            index = epoch.order[:now, step * size : (step + 1) * size]
-            batch = self.task.batch("train", index, epoch.crop[:now, step])
-            drop, coef = epoch.drop[:now, step], epoch.coef[:now, step]
-            loss, hit = self.stepper.step(batch, drop, coef)
-            hits[:now] += hit * active[:now, step]
-            total[:now] += loss * active[:now, step]
-        return total, hits
-
-    def evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
-        """Summed loss and hits of each network on a split."""
-        return evaluate_batches(self.task, split, self.batch, weights, self.stepper.evaluate)
 
 
 def evaluate_batches(

@@ -198,7 +198,7 @@ OVER = 2**30
 
 
 class FusedRunner:
-    """A `steps.Runner` that replays captured steps; see `steps.TorchStepper` for the arguments.
+    """A `steps.Runner` that replays captured steps; see `steps.TorchRunner` for the arguments.
 
     Args:
         precision: ``bf16`` or ``tf32`` for products in training (``float32`` for tests). The
