@@ -124,14 +124,6 @@ class AblatedNetwork(WholeNetwork):
             stored = network.get(HIDDEN)
             yield self.hidden_head, self._hidden(network, positions) if stored is None else stored
 
-    @torch.no_grad()
-    def rescale(self, stretch: float, shift: float) -> None:
-        """Multiply all logits by ``stretch``, then add ``shift``."""
-        super().rescale(stretch, shift)
-        if "hidden" in self.parts:
-            for p in self.hidden_head[-1].parameters():
-                p.mul_(stretch)
-
 
 def build(data: Dataset, **options: Any) -> nn.Module:
     """The model for networks like these."""

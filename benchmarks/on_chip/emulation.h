@@ -44,7 +44,14 @@ struct Warp {
     bool blocked, done;
 };
 
+struct Copies {
+    int count;
+    u32 to[16];
+    const void* from[16];
+};
+
 static Warp warps[MOST_WARPS];
+static Copies copies[MOST_WARPS * LANES];
 static u8 stacks[MOST_WARPS * LANES][STACK];
 static ucontext_t main_context, start_context;
 static jmp_buf main_place;
@@ -345,6 +352,7 @@ DEV float load_float(u32 at) {
     std::memcpy(&x, emulation::shared_at(at), 4);
     return x;
 }
+DEV u32 load_word(u32 at) { return emulation::to_bits(load_float(at)); }
 DEV void load_two(float (&x)[2], u32 at) { std::memcpy(x, emulation::shared_at(at), 8); }
 
 DEV void load_four(float (&x)[4], u32 at) { std::memcpy(x, emulation::shared_at(at), 16); }
@@ -358,6 +366,22 @@ DEV void load_floats(float (&x)[2], const float* at) { std::memcpy(x, at, 8); }
 DEV void store_words(u32* at, const u32 (&x)[4]) {
     if (reinterpret_cast<uintptr_t>(at) % 16) emulation::fail("words not at a multiple of 16 bytes");
     std::memcpy(at, x, 16);
+}
+// As late as can be: when the thread waits.
+DEV void copy_word(u32 to, const void* from, bool there) {
+    emulation::Copies& copies = emulation::copies[thread()];
+    if (copies.count == 16) emulation::fail("too many copies");
+    copies.to[copies.count] = to;
+    copies.from[copies.count++] = there ? from : nullptr;
+}
+DEV void wait_copies() {
+    emulation::Copies& copies = emulation::copies[thread()];
+    for (int i = 0; i < copies.count; ++i) {
+        u32 word = 0;
+        if (copies.from[i]) std::memcpy(&word, copies.from[i], 4);
+        store_word(copies.to[i], word);
+    }
+    copies.count = 0;
 }
 DEV void prefetch(const void*) {}
 

@@ -3,10 +3,11 @@
 // README.md derives the schedule. Compile after device.cuh (GPU) or emulation.h (CPU), with
 // TOKENS, PATCH, PADDING, CLASSES, BLOCKS and CHUNK defined.
 //
-// All matrices of 16-bit numbers, in shared and in device memory, are stored as 8×8 blocks of 128
-// bytes, row after row: block (row, column) of a matrix of R block rows is number column·R + row.
-// One 32-bit register of a tensor-core operand on 32 lanes is such a block, and `ldmatrix` reads
-// it as it is or transposed without bank conflicts.
+// All matrices of 16-bit numbers in shared memory are stored as 8×8 blocks of 128 bytes, row after
+// row: block (row, column) of a matrix of R block rows is number column·R + row. One 32-bit register
+// of a tensor-core operand on 32 lanes is such a block, and `ldmatrix` reads it as it is or
+// transposed without bank conflicts. In device memory, the four registers of a lane that make an
+// operand follow each other (`keep_tile`).
 
 constexpr int D = 32, HEADS = 2, F = 64, HEAD = D / HEADS;
 constexpr int ROWS = (TOKENS + 7) / 8;         // block rows of a sample
@@ -90,6 +91,15 @@ struct Lanes {
 DEV bool exists(int tile) { return TILES == 4 || tile < TILES; }
 // Blocks of rows that a sample has of this row tile: 0, 1 or 2.
 DEV int rows_in(int tile) { return 2 * tile + 1 < ROWS ? 2 : 2 * tile < ROWS ? 1 : 0; }
+// The same for code that is not written out for each tile: a block past the end is a row of numbers
+// that nobody reads.
+#ifdef LOOP_OVER_PAIRS
+constexpr int PAIRS_AT_ONCE = 1;
+DEV int rows_of_pair(int) { return 2; }
+#else
+constexpr int PAIRS_AT_ONCE = (TILES + 1) / 2;
+DEV int rows_of_pair(int tile) { return rows_in(tile); }
+#endif
 
 DEV void clear(float (&c)[4]) { c[0] = c[1] = c[2] = c[3] = 0; }
 
@@ -327,14 +337,21 @@ DEV u32 hash_word(u32 position, u32 key0, u32 key1) {
     return x ^ (x >> 16);
 }
 
-// The first pixel of sample `n` of the batch, randomly cropped.
-DEV const u8* image_of(const Step& s, int m, int step, int n) {
+// Where the number of the image of sample `n` of the batch is; that image's first pixel, randomly
+// cropped; and a prefetch of the image, up to 4 KB.
+DEV const int* number_of(const Step& s, int m, int step, int n) {
+    return s.order + (i64)m * s.samples + (i64)step * s.batch + n;
+}
+DEV const u8* image_of(const Step& s, int m, int step, int n, int number) {
     const int* key = s.crop + ((i64)m * s.max_steps + step) * 2;
     u32 word = hash_word(n, key[0], key[1]);
     u32 shifts = 2 * PADDING + 1;
-    int sample = s.order[(i64)m * s.samples + (i64)step * s.batch + n];
     u32 down = ((word & 0xFFFF) * shifts) >> 16, right = ((word >> 16) * shifts) >> 16;
-    return s.images + (i64)sample * s.wide * s.wide + down * s.wide + right;
+    return s.images + (i64)number * s.wide * s.wide + down * s.wide + right;
+}
+DEV void prefetch_image(const Step& s, int number, int lane) {
+    if (lane * 128 < s.wide * s.wide)
+        prefetch(s.images + (i64)number * s.wide * s.wide + lane * 128);
 }
 
 // Where a lane's four pixels of a patch are, from the first one on.
@@ -362,8 +379,10 @@ DEV void patches(u32 (&out)[4], const Step& s, const u8* image, const Pixels& pi
         const u8* patch = image + s.table[(row < TOKENS ? row : TOKENS - 1) * PATCH];
         float value[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            value[i] = 2 * l.pair + i / 2 * 8 + i % 2 < PATCH ? patch[pixels.at[i]] * factor - 1.0f : 0.0f;
+        for (int i = 0; i < 4; ++i) {
+            const bool there = 2 * l.pair + i / 2 * 8 + i % 2 < PATCH;
+            value[i] = there ? patch[pixels.at[i]] * factor - 1.0f : 0.0f;
+        }
         out[r] = pack(value[0], value[1]);
         out[2 + r] = pack(value[2], value[3]);
     }
@@ -372,14 +391,6 @@ DEV void patches(u32 (&out)[4], const Step& s, const u8* image, const Pixels& pi
 // The mask words of row `row` of sample `n` at the first dropout site.
 DEV const int* masks_of(const Step& s, int m, int n, int row) {
     return s.bits + ((i64)m * SITES * s.batch + n) * TOKENS + row;
-}
-// Those of the rows of a tile at any site; nothing is kept of rows past the end, or if not `there`.
-DEV void mask_words(u32 (&words)[2], const Step& s, const int* masks, int site, int tile, int row,
-                    bool there) {
-    const int* at = masks + (i64)(site * s.batch * TOKENS + 16 * tile);
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-        words[r] = there && 16 * tile + 8 * r + row < TOKENS ? (u32)at[8 * r] : 0u;
 }
 // A lane's mask of the 32 rows of two tiles; and those of its rows of each tile, from all lanes.
 DEV u32 rows_masks(const Step& s, const int* masks, int site, int first, int lane) {
@@ -392,12 +403,8 @@ DEV void masks_of_tiles(u32 (&words)[2][2], u32 mask, int row) {
 }
 DEV void keep_rows(float* to, const float (&x)[2], int tile, const Lanes& l) {
 #pragma unroll
-    for (int r = 0; r < rows_in(tile); ++r)
+    for (int r = 0; r < rows_of_pair(tile); ++r)
         if (l.pair == 0) to[16 * tile + l.row + 8 * r] = x[r];
-}
-DEV void rows_of(float (&x)[2], const float* from, int tile, const Lanes& l) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) x[r] = from[16 * tile + l.row + 8 * r];
 }
 
 // ---------------------------------------------------------------------------------------- forward
@@ -466,7 +473,7 @@ DEV void attend(Fragment (&a)[2], float* lse, u32 qkv, int head, int first, cons
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     u32& pair = p[i][n / 2][2 * (n % 2) + r];
-                    if (r >= rows_in(first + i)) {
+                    if (r >= rows_of_pair(first + i)) {
                         pair = unused();
                         continue;
                     }
@@ -500,21 +507,21 @@ DEV void attend(Fragment (&a)[2], float* lse, u32 qkv, int head, int first, cons
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
-            for (int r = 0; r < rows_in(first + i); ++r)
+            for (int r = 0; r < rows_of_pair(first + i); ++r)
                 exact &= out[i][2][2 * r] > 1e-30f && out[i][2][2 * r] < 1e30f;
         if (shifted || all_lanes(exact)) break;
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
-        for (int r = 0; r < rows_in(first + i); ++r) {
+        for (int r = 0; r < rows_of_pair(first + i); ++r) {
             float sum = out[i][2][2 * r], total = reciprocal(sum);
-            top[i][r] += log2_of(sum);
+            top[i][r] = -top[i][r] - log2_of(sum);
 #pragma unroll
             for (int e = 0; e < 4; ++e) out[i][e / 2][2 * r + e % 2] *= total;
         }
         keep_rows(lse, top[i], first + i, l);
-        to_operand(a[i][head], out[i][0], out[i][1], rows_in(first + i));
+        to_operand(a[i][head], out[i][0], out[i][1], rows_of_pair(first + i));
     }
 }
 
@@ -531,7 +538,7 @@ DEV void mlp(Tile (&y)[2], const Fragment (&x)[2], u32 w, u32 bias, int first, c
         u32 operand[2][4];
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            to_positive(operand[i], h[0][i], h[1][i], rows_in(first + i));
+            to_positive(operand[i], h[0][i], h[1][i], rows_of_pair(first + i));
 #pragma unroll
         for (int n = 0; n < 4; n += 2) {
             u32 b[4];
@@ -583,7 +590,8 @@ DEV void forward_samples(const Step& s) {
         const i64 sample = (i64)m * s.batch + n;
         u32* kept = s.kept + sample * KEPT * MATRIX;
         float* stats = s.stats + sample * STATS * STAT_ROWS;
-        const u8* image = image_of(s, m, step, n);
+        const u8* image = image_of(s, m, step, n, *number_of(s, m, step, n));
+        const int next_image = *number_of(s, m, step, n + WARPS < end ? n + WARPS : n);
         const Pixels pixels(s, l);
         const int* masks = masks_of(s, m, n, l.lane);
         float factor[2];
@@ -603,10 +611,10 @@ DEV void forward_samples(const Step& s) {
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
                         int row = 16 * (first + i) + l.row + 8 * r;
+                        row = row < TOKENS ? row : TOKENS - 1;
                         float position[2] = {0, 0};
                         if (r < rows_in(first + i))
-                            load_floats(position, s.positions + (row < TOKENS ? row : TOKENS - 1) * D +
-                                                      8 * k + 2 * l.pair);
+                            load_floats(position, s.positions + row * D + 8 * k + 2 * l.pair);
                         c[i][k][2 * r] = position[0] + bias[0];
                         c[i][k][2 * r + 1] = position[1] + bias[1];
                     }
@@ -633,6 +641,7 @@ DEV void forward_samples(const Step& s) {
                 if (exists(first + i)) put(qkv, first + i, z, l, trash);
             }
         }
+        prefetch_image(s, next_image, l.lane);
         float mean[4][2] = {};
 #pragma unroll 1
         for (int block = 0; block < BLOCKS; ++block) {
@@ -649,7 +658,7 @@ DEV void forward_samples(const Step& s) {
                 project_qkv(z, weights + S_QKV, qkv, 0, rows_in(TILES - 1), l, trash);
             }
             sync_warp();
-#pragma unroll
+#pragma unroll PAIRS_AT_ONCE
             for (int first = 0; first < TILES; first += 2) {
                 Fragment x[2];
                 Tile c[2];
@@ -677,7 +686,7 @@ DEV void forward_samples(const Step& s) {
                 masks_of_tiles(words, mask_a, l.row);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const int rows = rows_in(first + i);
+                    const int rows = rows_of_pair(first + i);
                     drop(c[i], words[i], l.pair, rows);
                     layer_norm(c[i], factor, scale, rows);
                     to_operand(x[i], c[i], rows);
@@ -688,7 +697,7 @@ DEV void forward_samples(const Step& s) {
                 masks_of_tiles(words, mask_b, l.row);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const int rows = rows_in(first + i);
+                    const int rows = rows_of_pair(first + i);
                     drop(c[i], words[i], l.pair, rows);
                     layer_norm(c[i], factor, scale, rows);
                     to_operand(x[i], c[i], rows);
@@ -732,7 +741,12 @@ constexpr int C_A = 0, C_DY = 4, C_DA = 8, C_Z = 12, C_QKV = 16, COLUMNS = 28;
 constexpr int C_DX = 0, C_PATCHES = 4;
 constexpr int COLUMN = ROWS * BLOCK;
 // Of each pair of queries of a head: minus log-sums, then minus products of da and a.
-constexpr int SAMPLE_STATS = COLUMNS * COLUMN, SAMPLE_BYTES = SAMPLE_STATS + HEADS * PADDED * 8;
+constexpr int SAMPLE_STATS = COLUMNS * COLUMN;
+// Then numbers of rows: factors and masks of LayerNorms and dropouts, in the order of their use.
+enum { LAST_FACTOR, LAST_MASK, Y_FACTOR, Y_MASK, Z_FACTOR, Z_MASK, ROW_NUMBERS };
+constexpr int SAMPLE_ROWS = SAMPLE_STATS + HEADS * PADDED * 8;
+constexpr int SAMPLE_IMAGE = SAMPLE_ROWS + ROW_NUMBERS * PADDED * 4;  // its number, for each warp
+constexpr int SAMPLE_BYTES = SAMPLE_IMAGE + 16;
 constexpr int B_BIAS = S_BLOCK, TRASH = B_BIAS + F * 4, B_SUMS = TRASH + BLOCK;
 constexpr int PART = 32 * 32 * 4;  // bytes of a part of a gradient
 constexpr int B_SAMPLES = B_SUMS + 4 * GROUPS * PART;
@@ -796,6 +810,25 @@ struct Head {
     u32 query, key, value, da, stats;
 };
 
+// Transpose the blocks of two row tiles, of which the second block of columns may be unused.
+DEV void transpose(u32 (&x)[2][4], u32 matrix, int first, int columns, u32 trash, const Lanes& l) {
+#ifdef TRANSPOSE_IN_SHARED
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        if (exists(first + i)) put(matrix, 0, first + i, x[i], l, trash);
+    sync_warp();
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        if (exists(first + i)) load_transposed(x[i], matrix + 2 * (first + i) * BLOCK + l.rows_first);
+#else
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int k = 0; k < 2 * columns; ++k)
+            if (k % 2 < rows_in(first + i)) x[i][k] = transposed(x[i][k]);
+#endif
+}
+
 // Two row tiles of keys; of the last one there may be rows past the end.
 DEV void key_tiles(float (&dq)[ROWS + 1][4], const Head& at, int first, u32 trash, const Lanes& l) {
     u32 k[2][4], v[2][4], kt[2][4];
@@ -812,7 +845,7 @@ DEV void key_tiles(float (&dq)[ROWS + 1][4], const Head& at, int first, u32 tras
 #pragma unroll
     for (int j = 0; j < TILES; ++j) {
         const int columns = rows_in(j);
-        u32 q[4], da[4], b[4], p[2][4], ds[2][4];
+        u32 q[4], da[4], b[4], p[2][4], ds[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
         load_matrices(q, at.query + 2 * j * BLOCK + l.columns_first);
         load_matrices(da, at.da + 2 * j * BLOCK + l.columns_first);
 #pragma unroll
@@ -862,16 +895,16 @@ DEV void key_tiles(float (&dq)[ROWS + 1][4], const Head& at, int first, u32 tras
                 mma_half(dk[i][0], ds[i][0], ds[i][1], b[0]);
                 mma_half(dk[i][1], ds[i][0], ds[i][1], b[2]);
             }
+        // In turn where the keys and the values were.
+        transpose(ds, j % 2 ? at.value : at.key, first, columns, trash, l);
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
-            for (int n = 0; n < columns; ++n) {
-                const u32 top = transposed(ds[i][2 * n]);
+            for (int n = 0; n < columns; ++n)
                 if (rows_in(first + i) == 2)
-                    add_product(dq[2 * j + n], kt[i], top, transposed(ds[i][2 * n + 1]));
+                    add_product(dq[2 * j + n], kt[i], ds[i][2 * n], ds[i][2 * n + 1]);
                 else if (rows_in(first + i) == 1)
-                    mma_half(dq[2 * j + n], kt[i][0], kt[i][1], top);
-            }
+                    mma_half(dq[2 * j + n], kt[i][0], kt[i][1], ds[i][2 * n]);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -913,6 +946,42 @@ DEV void attention_backward(u32 sample, int head, u32 trash, const Lanes& l) {
     }
 }
 
+// Numbers of a lane's rows of a tile.
+DEV void rows_of(float (&x)[2], u32 sample, int which, int tile, const Lanes& l) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+        x[r] = load_float(sample + SAMPLE_ROWS + (which * PADDED + 16 * tile + l.row + 8 * r) * 4);
+}
+DEV void rows_of(u32 (&x)[2], u32 sample, int which, int tile, const Lanes& l) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+        x[r] = load_word(sample + SAMPLE_ROWS + (which * PADDED + 16 * tile + l.row + 8 * r) * 4);
+}
+
+// Copy the numbers of row `row` of sample `n`, and its log-sums, while other work goes on. Nothing
+// is kept of rows past the end, or if the sample is not `there`.
+template <bool LAST>
+DEV void copy_rows(u32 to, const Step& s, int m, int n, int block, int row, bool there) {
+    if (row >= PADDED) return;
+    const float* stats = s.stats + ((i64)m * s.batch + n) * STATS * STAT_ROWS + row;
+    const float* stat = stats + block * (HEADS + 2) * STAT_ROWS;
+    const int* masks = masks_of(s, m, n, row < TOKENS ? row : 0);
+    const i64 site = (i64)s.batch * TOKENS;
+    const u32 at = to + SAMPLE_ROWS + row * 4;
+    there = there && row < TOKENS;
+    if (LAST) {
+        copy_word(at + LAST_FACTOR * PADDED * 4, stats + (HEADS + 2) * BLOCKS * STAT_ROWS, true);
+        copy_word(at + LAST_MASK * PADDED * 4, masks + 2 * BLOCKS * site, there);
+    }
+    copy_word(at + Y_FACTOR * PADDED * 4, stat + (HEADS + 1) * STAT_ROWS, true);
+    copy_word(at + Y_MASK * PADDED * 4, masks + (1 + 2 * block) * site, there);
+    copy_word(at + Z_FACTOR * PADDED * 4, stat + HEADS * STAT_ROWS, true);
+    copy_word(at + Z_MASK * PADDED * 4, masks + 2 * block * site, there);
+#pragma unroll
+    for (int head = 0; head < HEADS; ++head)
+        copy_word(query_stat(to, head, row), stat + head * STAT_ROWS, true);
+}
+
 template <bool FIRST, bool LAST>
 DEV void backward_samples(const Step& s) {
     const u32 base = shared_base();
@@ -942,6 +1011,16 @@ DEV void backward_samples(const Step& s) {
         const float zero[4] = {0, 0, 0, 0};
         store_four(sums + i * 512, zero);
     }
+    // A warp copies the numbers of the rows that it has.
+    const int row = half * 32 + l.lane;
+    {
+        const int next = chunk * CHUNK + 2 * group + warp / 2 % 2;
+        const int known = next < end ? next : end - 1;
+        copy_rows<LAST>(mine, s, m, known, block, row, next < end);
+        if (FIRST && l.lane == 0)
+            copy_word(mine + SAMPLE_IMAGE + half * 4, number_of(s, m, step, known), true);
+    }
+    wait_copies();
     sync_block();
 
 #pragma unroll 1
@@ -951,8 +1030,6 @@ DEV void backward_samples(const Step& s) {
         const int n = there ? begin + warp / 2 % 2 : end - 1;
         const i64 sample = (i64)m * s.batch + n;
         const u32* kept = s.kept + (sample * KEPT + 3 * block) * MATRIX;
-        const float* stats = s.stats + sample * STATS * STAT_ROWS;
-        const float* stat = stats + block * (HEADS + 2) * STAT_ROWS;
         if (n + SAMPLES < end) {
             constexpr int LINES = (LAST ? 4 : 3) * MATRIX / 32;
             const int line = half * 32 + l.lane;
@@ -963,24 +1040,26 @@ DEV void backward_samples(const Step& s) {
             if (!LAST && line < MATRIX / 32)
                 prefetch(s.between + (sample + SAMPLES) * MATRIX + line * 32);
         }
-        const int* masks = masks_of(s, m, n, l.row);
+        if (FIRST) prefetch_image(s, load_word(mine + SAMPLE_IMAGE + half * 4), l.lane);
         // Of two row tiles; what comes from device memory is loaded before it is needed.
         u32 words[2][2];
         float factor[2][2];
         Fragment x[2], dx[2], z[2];
         Tile c[2];
 
+        float dpooled[4][2];
+        if (LAST) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                load_floats(dpooled[k], s.dpooled + sample * D + 8 * k + 2 * l.pair);
+        }
+
         // The MLP, 16 neurons at a time: x is its input, dx the gradient of its output.
         if (exists(first)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                int tile = first + i;
                 load_tile(x[i], kept + 2 * MATRIX, first, i, l.lane);
-                if (LAST) {
-                    load_tile(z[i], kept + 3 * MATRIX, first, i, l.lane);
-                    rows_of(factor[i], stats + (HEADS + 2) * BLOCKS * STAT_ROWS, tile, l);
-                    mask_words(words[i], s, masks, 2 * BLOCKS, tile, l.row, there);
-                }
+                if (LAST) load_tile(z[i], kept + 3 * MATRIX, first, i, l.lane);
             }
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
@@ -989,8 +1068,9 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
                     for (int k = 0; k < 4; ++k)
 #pragma unroll
-                        for (int e = 0; e < 4; ++e)
-                            c[i][k][e] = s.dpooled[sample * D + 8 * k + 2 * l.pair + e % 2];
+                        for (int e = 0; e < 4; ++e) c[i][k][e] = dpooled[k][e % 2];
+                    rows_of(factor[i], mine, LAST_FACTOR, tile, l);
+                    rows_of(words[i], mine, LAST_MASK, tile, l);
                     layer_norm_backward(c[i], z[i], factor[i]);
                     to_operand(dx[i], c[i]);
                     drop(dx[i], words[i], l.pair);
@@ -1005,8 +1085,6 @@ DEV void backward_samples(const Step& s) {
                 }
 #pragma unroll
                 for (int k = 0; k < 4; ++k) clear(c[i][k]);
-                rows_of(factor[i], stat + (HEADS + 1) * STAT_ROWS, tile, l);
-                mask_words(words[i], s, masks, 1 + 2 * block, tile, l.row, true);
             }
 #pragma unroll
             for (int f = 0; f < F / 16; ++f) {
@@ -1052,6 +1130,8 @@ DEV void backward_samples(const Step& s) {
             // Through the LayerNorm and dropout to the output of the attention.
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
+                rows_of(factor[i], mine, Y_FACTOR, first + i, l);
+                rows_of(words[i], mine, Y_MASK, first + i, l);
                 layer_norm_backward(c[i], x[i], factor[i]);
                 to_operand(dx[i], c[i]);
                 drop(dx[i], words[i], l.pair);
@@ -1060,11 +1140,6 @@ DEV void backward_samples(const Step& s) {
             }
         }
         sync_some(1 + group, 128);
-        // What the output projection and attention need, loaded before they do.
-        const int query = half * 32 + l.lane;
-        float log_sums[HEADS];
-#pragma unroll
-        for (int head = 0; head < HEADS; ++head) log_sums[head] = stat[head * STAT_ROWS + query];
         // Both halves of W_B have the bias's gradient; that of the first is used.
         add_samples<true>(mlp_part, mlp_sums,
                           samples + (part < 2 ? C_DH + 4 * part : (u32)C_DOUT) * COLUMN,
@@ -1119,9 +1194,6 @@ DEV void backward_samples(const Step& s) {
                 if (exists(first + i)) put(mine + C_Z * COLUMN, first + i, z[i], l, trash);
             project_qkv(z, base + S_QKV, mine + C_QKV * COLUMN, first, 2, l, trash);
         }
-#pragma unroll
-        for (int head = 0; head < HEADS; ++head)
-            if (query < PADDED) store_float(query_stat(mine, head, query), -log_sums[head]);
         sync_some(1 + GROUPS + warp / 2, 64);
         attention_backward(mine, half, trash, l);
         sync_some(1 + GROUPS + warp / 2, 64);
@@ -1132,8 +1204,6 @@ DEV void backward_samples(const Step& s) {
             for (int i = 0; i < 2; ++i) {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) clear(c[i][k]);
-                rows_of(factor[i], stat + HEADS * STAT_ROWS, first + i, l);
-                mask_words(words[i], s, masks, 2 * block, first + i, l.row, there);
             }
             const int second = exists(first + 1) ? first + 1 : first;
 #pragma unroll
@@ -1156,6 +1226,8 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 get(x[i], mine + C_Z * COLUMN, i ? second : first, l);
+                rows_of(factor[i], mine, Z_FACTOR, first + i, l);
+                rows_of(words[i], mine, Z_MASK, first + i, l);
                 layer_norm_backward(c[i], x[i], factor[i]);
                 to_operand(dx[i], c[i]);
                 drop(dx[i], words[i], l.pair);
@@ -1165,10 +1237,17 @@ DEV void backward_samples(const Step& s) {
         sync_some(1 + group, 128);
         u32 patch[2][4];
         if (FIRST) {
-            const u8* image = image_of(s, m, step, n);
+            const u8* image = image_of(s, m, step, n, load_word(mine + SAMPLE_IMAGE + half * 4));
             const Pixels pixels(s, l);
 #pragma unroll
             for (int i = 0; i < 2; ++i) patches(patch[i], s, image, pixels, first + i, 2, l);
+        }
+        {
+            const int next = begin + SAMPLES + warp / 2 % 2, known = next < end ? next : end - 1;
+            sync_warp();
+            copy_rows<LAST>(mine, s, m, known, block, row, next < end);
+            if (FIRST && l.lane == 0)
+                copy_word(mine + SAMPLE_IMAGE + half * 4, number_of(s, m, step, known), true);
         }
         {
             Part sum;
@@ -1179,6 +1258,7 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) store_four(sums + i * 512, sum[i / 4][i % 4]);
         }
+        wait_copies();
         sync_some(1 + group, 128);
 
         // The embedding: each warp adds 16 columns of its own sample.

@@ -48,6 +48,8 @@ from transformer_nfn.zoo.training.tasks import ImageTask, Split  # noqa: E402
 from transformer_nfn.zoo.training.trainer import Training, initial_weights, train  # noqa: E402
 
 TritonPass = runner.Pass
+# Ways to do the same whose speed is not known yet; kernels.cu says what they change.
+VARIANTS = ("LOOP_OVER_PAIRS", "TRANSPOSE_IN_SHARED")
 THREADS = {"forward": 512, "backward_first": 384, "backward_middle": 384, "backward_last": 384}
 
 
@@ -181,9 +183,11 @@ class OnChipPass(TritonPass):
     Attributes:
         chunk: samples whose weight gradient a block of threads sums; the classifier's kernel has
             as many, and would spill registers with 128.
+        variants: those of `VARIANTS` that are compiled in.
     """
 
     chunk = 64
+    variants: tuple[str, ...] = ()
 
     def __init__(self, task: Any, networks: int, batch: int, **options: Any) -> None:
         super().__init__(task, networks, batch, **options)
@@ -216,7 +220,10 @@ class OnChipPass(TritonPass):
             "TOKENS": sizes.tokens, "PATCH": sizes.patch, "PADDING": task.padding,
             "CLASSES": sizes.classes, "BLOCKS": sizes.blocks, "CHUNK": self.chunk,
         }  # fmt: skip
-        texts = tuple(f"-D{name}={value}" for name, value in defines.items())
+        texts = (
+            *(f"-D{name}={value}" for name, value in defines.items()),
+            *(f"-D{name}" for name in self.variants),
+        )
         self.kernels = kernels(texts, device.type == "cuda")
 
     def _step(self, weights: Tensor, clock: Clock, scale: Tensor, block: int = 0) -> Step:
@@ -289,7 +296,7 @@ def errors(
 
 
 def emulate() -> bool:
-    """Print the errors of the emulated kernels; whether none is wrong."""
+    """Print the errors of the emulated kernels; whether they are right, and so are variants."""
     OnChipPass.chunk = 8
     task = kernel_cases.bright_images(28, 4, 2)
     found, gradients = errors(OnChipPass, task, networks=2, batch=11, noise=0.1, device="cpu")
@@ -309,11 +316,22 @@ def emulate() -> bool:
     )
     loss = large.errors(task)["loss"][0]
     print(f"large scores: loss {loss:.5f}")
-    return good and loss < 0.02 and bool(large.fused[1].isfinite().all())
+    good &= loss < 0.02 and bool(large.fused[1].isfinite().all())
+
+    OnChipPass.variants = VARIANTS
+    _, again = errors(OnChipPass, task, networks=2, batch=11, noise=0.1, device="cpu")
+    equal = torch.equal(gradients, again)
+    print(f"variants equal: {equal}")
+    return good and equal
 
 
-def check() -> bool:
-    """Compare errors with those of Triton and autocast, and two runs bit by bit."""
+def variant(name: str) -> type[OnChipPass]:
+    """`OnChipPass` with variants, named as ``A+B``."""
+    return type("Variant", (OnChipPass,), {"variants": tuple(name.split("+"))})
+
+
+def check(named: list[str]) -> bool:
+    """Compare errors with those of Triton and autocast, and two runs and variants bit by bit."""
     good = True
     task = kernel_cases.bright_images(28, 4, 2)
     for batch, noise in ((128, 0.1), (128, 0.0), (100, 0.1)):
@@ -329,6 +347,11 @@ def check() -> bool:
         equal = torch.equal(gradients, again)
         print(f"two runs equal: {equal}")
         good &= equal
+        for name in named:
+            _, others = errors(variant(name), task, 64, batch, noise, "cuda")
+            equal = torch.equal(gradients, others)
+            print(f"{name} equal: {equal}")
+            good &= equal
     runner.Pass = OnChipPass  # type: ignore[misc]
     recipe = Recipe(epochs=2, batch=32, precision="bf16")
     first, second = (
@@ -381,12 +404,13 @@ def at_first_step(training: Training) -> tuple[runner.FusedRunner, TritonPass, C
     return now, now.buffers, now.clock
 
 
-def speed(networks: int, data: str | None) -> None:
-    """Network-epochs per second of both, in turn, and the times of the kernels."""
+def speed(networks: int, data: str | None, named: list[str]) -> None:
+    """Network-epochs per second of Triton, on chip and ``named`` variants; times of the kernels."""
     task = images(data)
-    rates: dict[str, list[float]] = {"Triton": [], "on chip": []}
+    kinds = {"Triton": TritonPass, "on chip": OnChipPass} | {name: variant(name) for name in named}
+    rates: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(2):
-        for name, kind in (("Triton", TritonPass), ("on chip", OnChipPass)):
+        for name, kind in kinds.items():
             training = training_by(kind, task, networks)
             for epoch in range(4):
                 torch.cuda.synchronize()
@@ -398,11 +422,10 @@ def speed(networks: int, data: str | None) -> None:
             kernel_times(name, *at_first_step(training))
             del training
             torch.cuda.empty_cache()
+    triton = statistics.median(rates["Triton"])
     for name, found in rates.items():
-        spread = f"{min(found):.1f} to {max(found):.1f}"
-        print(f"{name}: {statistics.median(found):.1f} network-epochs/s ({spread})")
-    ratio = statistics.median(rates["on chip"]) / statistics.median(rates["Triton"])
-    print(f"on chip / Triton: {ratio:.2f}")
+        rate, spread = statistics.median(found), f"{min(found):.1f} to {max(found):.1f}"
+        print(f"{name}: {rate:.1f} network-epochs/s ({spread}), {rate / triton:.2f} of Triton")
 
 
 def profile(networks: int, data: str | None) -> None:
@@ -443,13 +466,19 @@ def main() -> None:
     ways.add_argument("--speed", action="store_true", help="network-epochs/s beside Triton")
     ways.add_argument("--profile", action="store_true", help="launch each kernel once, for ncu")
     parser.add_argument("--networks", type=int, default=256)
+    parser.add_argument(
+        "--variants", default="", help=f"to check or time too, as A,B,A+B; of {', '.join(VARIANTS)}"
+    )
     parser.add_argument("--data", help="folder of MNIST's files; else random images")
     arguments = parser.parse_args()
+    named = [name for name in arguments.variants.split(",") if name]
+    if not {part for name in named for part in name.split("+")} <= set(VARIANTS):
+        parser.error(f"variants are {', '.join(VARIANTS)}")
     if arguments.speed:
-        speed(arguments.networks, arguments.data)
+        speed(arguments.networks, arguments.data, named)
     elif arguments.profile:
         profile(arguments.networks, arguments.data)
-    elif not (emulate() if arguments.emulate else check()):
+    elif not (emulate() if arguments.emulate else check(named)):
         sys.exit("errors are too large or runs differ")
 
 

@@ -5,9 +5,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import expit
 
 from cases import trials
+from transformer_nfn.models.whole_network.model import piecewise_linear
 from transformer_nfn.prediction.metrics import (
     BOOTSTRAP_SAMPLES,
     bootstrap_interval,
@@ -18,7 +20,7 @@ from transformer_nfn.prediction.metrics import (
     scores,
     standard_error,
 )
-from transformer_nfn.prediction.strategies import MIN_STRETCH, fit_scale
+from transformer_nfn.prediction.strategies import fit_curve
 
 
 def test_scores_are_what_they_are_defined_to_be():
@@ -92,25 +94,44 @@ def test_coverage_is_measured_on_test_networks():
     assert coverage(val, 0.5 * test) > 0.95
 
 
+def bent(logits, accuracy, at):
+    """Logits ``at`` along the curve that was fitted."""
+    curve = fit_curve(logits, accuracy)
+    assert (np.diff(curve) > 0).all(), "the order is kept"
+    return piecewise_linear(torch.from_numpy(at), torch.from_numpy(curve)).numpy()
+
+
 @pytest.mark.parametrize(("stretch", "shift"), [(0.2, 1.2), (1.0, 0.0), (2.0, -0.5)])
 def test_an_output_scale_is_recovered_and_robust(stretch, shift):
     logits = np.random.default_rng(0).normal(1.0, 1.5, 200)
+    at = np.linspace(-1.0, 3.0, 20)
+    truth = expit(stretch * at + shift)
     accuracy = expit(stretch * logits + shift)
-    assert fit_scale(logits, accuracy) == pytest.approx((stretch, shift), abs=0.02)
+    assert expit(bent(logits, accuracy, at)) == pytest.approx(truth, abs=0.005)
     accuracy[:6] = 0.1
-    assert fit_scale(logits, accuracy) == pytest.approx((stretch, shift), abs=0.1)
+    assert expit(bent(logits, accuracy, at)) == pytest.approx(truth, abs=0.02)
+
+
+def test_a_scale_that_differs_by_accuracy_is_recovered():
+    logits = np.random.default_rng(0).normal(0.0, 2.0, 300)
+    at = np.linspace(-4.0, 4.0, 20)
+    found = bent(logits, expit(np.where(logits > 0, 0.3, 2.0) * logits), at)
+    assert expit(found) == pytest.approx(expit(np.where(at > 0, 0.3, 2.0) * at), abs=0.05)
 
 
 def test_probabilities_of_a_class_are_calibrated():
     source = np.random.default_rng(1)
     logits = source.normal(0.0, 2.0, 4000)
     belongs = (source.random(4000) < expit(0.5 * logits - 1.0)).astype(float)
-    assert fit_scale(logits, belongs) == pytest.approx((0.5, -1.0), abs=0.06)
+    at = np.linspace(-4.0, 4.0, 9)
+    assert expit(bent(logits, belongs, at)) == pytest.approx(expit(0.5 * at - 1.0), abs=0.04)
 
 
 def test_an_output_scale_keeps_the_order_and_needs_networks():
     logits = np.random.default_rng(0).normal(1.0, 1.5, 200)
-    assert fit_scale(logits, expit(-logits)).stretch >= MIN_STRETCH
+    at = np.linspace(-3.0, 5.0, 9)
+    bent(logits, expit(-logits), at)
     few = expit(logits[:3]) + 0.02 * np.array([1, -1, 1])
-    assert fit_scale(logits[:3], few) == pytest.approx((1.0, 0.0), abs=0.15)
-    assert fit_scale(np.empty(0), np.empty(0)) == (1.0, 0.0)
+    assert expit(bent(logits[:3], few, at)) == pytest.approx(expit(at), abs=0.1)
+    assert bent(np.empty(0), np.empty(0), at) == pytest.approx(at)
+    assert bent(np.ones(5), np.full(5, 0.5), np.ones(1)) == pytest.approx(0, abs=0.05)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.models import ProbeGen, StatNN, WholeCheckpoint, WholeNetwork
 from transformer_nfn.models.baselines import STATISTICS
+from transformer_nfn.models.whole_network.model import piecewise_linear
 from transformer_nfn.prediction.data import Dataset, SizeGroups, in_batches
 from transformer_nfn.prediction.predictors import prepared
 from transformer_nfn.prediction.probe_search import (
@@ -214,14 +215,14 @@ class WholeNetworkStrategy(TrainingStrategy):
 
     @torch.no_grad()
     def finish(self, module: nn.Module, groups: SizeGroups, inputs: ModelInputs) -> None:
-        """Calibrate the output scale on the validation networks; the order does not change."""
+        """Calibrate the outputs on the validation networks; the order does not change."""
         assert isinstance(module, WholeNetwork)
         logits = [
             in_batches(module.logits, network, data)
             for data, network in zip(groups.val, inputs.val, strict=True)
         ]
         truth = torch.cat([data.accuracy for data in groups.val]).double().cpu().numpy()
-        module.rescale(*fit_scale(torch.cat(logits).double().cpu().numpy(), truth))
+        module.calibrate(fit_curve(torch.cat(logits).double().cpu().numpy(), truth))
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
         """The model's loss."""
@@ -263,37 +264,46 @@ def _adam_options(rate: float, device: torch.device) -> dict[str, Any]:
 
 TYPICAL_ERROR = 0.02
 """Error beyond which the loss grows linearly."""
-SCALE_PRIOR = 0.1
-"""Weight of the prior on the identity: few networks do not move the scale far."""
-MIN_STRETCH, MAX_STRETCH = 0.02, 50.0
+PRIOR = 0.1
+"""Weight of the prior on a straight line and on the identity: few networks do not move it far."""
+PIECES, PER_PIECE = 7, 16
+"""Most pieces of a curve, and networks that each needs."""
+STEEPEST = 50.0
+"""Largest slope, and the inverse of the smallest."""
 
 
-class Scale(NamedTuple):
-    """Affine map of logits."""
+def fit_curve(logits: np.ndarray, accuracy: np.ndarray) -> np.ndarray:
+    """Fit a rising curve that takes logits ``[n]`` to those of the accuracies ``[n]``.
 
-    stretch: float
-    shift: float
+    A ranking loss stretches the output scale, here more than there; this calibrates it and keeps
+    the order of predictions. Least squares are robust, but plain where accuracies are all 0 or 1
+    (whether networks belong to a class): a robust loss would take the rarer answer for an error.
 
-
-def fit_scale(logits: np.ndarray, accuracy: np.ndarray) -> Scale:
-    """Fit the scale of logits ``[n]`` to accuracies ``[n]`` by robust least squares.
-
-    A ranking loss inflates the output scale; this calibrates it. The stretch is positive, so the
-    order of predictions is kept. Whether networks belong to a class, 0 or 1, is fitted by plain
-    least squares: a robust loss would take the rarer answer for an error.
+    Returns:
+        Knots and values of a piecewise linear curve, ``[2, knots]``; see `WholeNetwork.curve`.
     """
     from scipy.optimize import least_squares
     from scipy.special import expit
 
+    pieces = min(PIECES, max(1, len(logits) // PER_PIECE))
+    low, high = np.quantile(logits, (0.02, 0.98)) if len(logits) else (-1.0, 1.0)
+    knots = np.linspace(low, max(high, low + 1e-3), pieces + 1)
+    inputs = torch.from_numpy(np.append(logits, 0.0))
+
+    def curve(parameters: np.ndarray) -> np.ndarray:
+        steps = np.exp(parameters[1:]) * np.diff(knots)
+        return np.stack([knots, parameters[0] + np.concatenate([[0.0], np.cumsum(steps)])])
+
+    def errors(parameters: np.ndarray) -> np.ndarray:
+        *bent, at_zero = piecewise_linear(inputs, torch.from_numpy(curve(parameters))).numpy()
+        slopes = parameters[1:]
+        prior = np.array([at_zero, slopes.mean(), *np.diff(slopes)])
+        return np.concatenate([expit(bent) - accuracy, PRIOR * prior])
+
+    start = np.array([low, *np.zeros(pieces)])
     if not len(logits):
-        return Scale(1.0, 0.0)
-
-    def errors(scale: np.ndarray) -> np.ndarray:
-        residuals = expit(scale[0] * logits + scale[1]) - accuracy
-        prior = SCALE_PRIOR * (scale - np.array([1.0, 0.0]))
-        return np.asarray(np.concatenate([residuals, prior]))
-
-    bounds = ([MIN_STRETCH, -np.inf], [MAX_STRETCH, np.inf])
+        return curve(start)
+    bounds = np.array([np.inf, *np.full(pieces, np.log(STEEPEST))])
     loss = "linear" if np.isin(accuracy, (0, 1)).all() else "soft_l1"
-    fit = least_squares(errors, [1.0, 0.0], bounds=bounds, loss=loss, f_scale=TYPICAL_ERROR)
-    return Scale(float(fit.x[0]), float(fit.x[1]))
+    fit = least_squares(errors, start, bounds=(-bounds, bounds), loss=loss, f_scale=TYPICAL_ERROR)
+    return curve(fit.x)

@@ -100,6 +100,7 @@ class WholeCheckpoint(WholeNetwork):
         rank: rank of the matrix of the probes of a group, for images and vectors.
         groups: number of groups of probes.
         hidden: neurons of both heads.
+        curve: see `WholeNetwork`.
     """
 
     numbers: Tensor
@@ -121,6 +122,7 @@ class WholeCheckpoint(WholeNetwork):
         rank: int = 32,
         groups: int = 2,
         hidden: int = 16,
+        curve: int = 0,
     ) -> None:
         Pretrained.__init__(self)
         self.space = paper_block() if space is None else space
@@ -149,6 +151,7 @@ class WholeCheckpoint(WholeNetwork):
         self.register_buffer("mean", torch.zeros(invariants))
         self.register_buffer("scale", torch.ones(invariants))
         self.invariant_head = Reader(invariants, hidden) if invariants else None
+        self._add_curve(curve)
 
     @classmethod
     def of(cls, network: Mapping[str, Any], **options: Any) -> Self:
@@ -232,14 +235,6 @@ class WholeCheckpoint(WholeNetwork):
     def ids(self) -> Tensor | None:
         """Tokens that probes are mixed of, ``[tokens]``; None for other inputs."""
         return self.numbers.long() if self._config["inputs"] == "tokens" else None
-
-    @torch.no_grad()
-    def rescale(self, stretch: float, shift: float) -> None:
-        """Multiply all logits by ``stretch``, then add ``shift``."""
-        for module in self._readers():
-            for values in (module.weight, module.constant, *module.mlp[-1].parameters()):
-                values.mul_(stretch)
-        self._readers()[0].constant.add_(shift)
 
     def _readers(self) -> list[Reader]:
         return [m for m in (self.output_head, self.invariant_head) if m is not None]

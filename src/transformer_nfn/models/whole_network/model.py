@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
@@ -58,6 +59,7 @@ class WholeNetwork(TaskReader):
         rank: rank of the matrix of the probes of a group.
         groups: number of groups of probes, see `Probes`.
         hidden: neurons of the head on outputs.
+        curve: knots of the curve that calibrates logits; 0 without one.
 
     Attributes:
         search: whether training first moves probes to inputs on which good networks agree.
@@ -74,6 +76,7 @@ class WholeNetwork(TaskReader):
     probes: nn.Module | None
     output_head: Any  # modules, or None
     invariant_head: Any
+    curve: Tensor | None
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class WholeNetwork(TaskReader):
         rank: int = 32,
         groups: int = 2,
         hidden: int = 16,
+        curve: int = 0,
     ) -> None:
         if probes is None:
             probes = 2 * max(32, min(MOST_PROBES, MOST_OUTPUTS // (classes + 1)) // 2)
@@ -104,6 +108,7 @@ class WholeNetwork(TaskReader):
         self.register_buffer("mean", torch.zeros(invariants))
         self.register_buffer("scale", torch.ones(invariants))
         self.invariant_head = head(invariants, max(16, hidden // 4))
+        self._add_curve(curve)
 
     @property
     def any_task(self) -> bool:
@@ -147,22 +152,22 @@ class WholeNetwork(TaskReader):
         for module, features in self._features(network, positions):
             value = module(features).squeeze(-1)
             total = total + (value if module is self.output_head else self._share(network) * value)
-        return total
+        return total if self.curve is None else piecewise_linear(total, self.curve)
 
     def features(self, network: Mapping[str, Any], positions: Tensor | None = None) -> Tensor:
         """Inputs of all heads, ``[batch, F]``; F is the same for networks of any size."""
         network = self._with_outputs(network, positions)
         return torch.cat([features for _, features in self._features(network, positions)], -1)
 
-    @torch.no_grad()
-    def rescale(self, stretch: float, shift: float) -> None:
-        """Multiply all logits by ``stretch``, then add ``shift``."""
-        lasts = [m[-1] for m in (self.output_head, self.invariant_head) if m is not None]
-        for last in lasts:
-            for p in last.parameters():
-                p.mul_(stretch)
-        # The first head is never scaled down by `_share`.
-        lasts[0].get_parameter("bias").add_(shift)
+    def calibrate(self, curve: np.ndarray) -> None:
+        """Let logits follow a rising curve from now on: its knots and values, ``[2, n]``."""
+        self._add_curve(curve.shape[1])
+        self.curve = torch.from_numpy(curve).to(self.mean)
+
+    def _add_curve(self, knots: int) -> None:
+        if knots:
+            self._config["curve"] = knots
+        self.register_buffer("curve", torch.zeros(2, knots) if knots else None)
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
         """Cross-entropy plus a ranking loss."""
@@ -193,6 +198,20 @@ class WholeNetwork(TaskReader):
         if self.probes is None:
             return 1.0
         return outputs_vary(network[OUTPUTS], self._config["probes"], self._config["classes"])
+
+
+def piecewise_linear(x: Tensor, curve: Tensor) -> Tensor:
+    """The curve through points ``[2, n]``, straight between them and beyond.
+
+    >>> curve = torch.tensor([[0.0, 1.0, 2.0], [0.0, 1.0, 3.0]])
+    >>> piecewise_linear(torch.tensor([-1.0, 0.5, 1.5, 3.0]), curve).tolist()
+    [-1.0, 0.5, 2.0, 5.0]
+    """
+    knots, values = curve.contiguous()
+    after = torch.searchsorted(knots, x.contiguous()).clamp(1, len(knots) - 1)
+    slopes = values.diff() / knots.diff()
+    out: Tensor = values[after - 1] + slopes[after - 1] * (x - knots[after - 1])
+    return out
 
 
 def order_loss(logits: Tensor, accuracy: Tensor) -> Tensor:
