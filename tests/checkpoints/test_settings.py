@@ -82,7 +82,7 @@ def unseen_settings(family: str, model: MemoryModel, one_in: int = 1) -> list[st
         if not (after - before).abs().max() > CHANGED * before.abs().max():
             continue
         relation = relate(narrow, other.to(torch.float32))
-        if relation.same_function is not False:
+        if relation.same_function is not False and relation.verdict != "unclear":
             unseen.append(f"{words}: {relation.verdict}")
         if not compare_fingerprints(fingerprint, take_fingerprint(other)).changed:
             unseen.append(f"{words}: same fingerprint")
