@@ -3,10 +3,11 @@
 // README.md derives the schedule. Compile after device.cuh (GPU) or emulation.h (CPU), with
 // TOKENS, PATCH, PADDING, CLASSES, BLOCKS and CHUNK defined.
 //
-// All matrices of 16-bit numbers, in shared and in device memory, are stored as 8×8 blocks of 128
-// bytes, row after row: block (row, column) of a matrix of R block rows is number column·R + row.
-// One 32-bit register of a tensor-core operand on 32 lanes is such a block, and `ldmatrix` reads
-// it as it is or transposed without bank conflicts.
+// All matrices of 16-bit numbers in shared memory are stored as 8×8 blocks of 128 bytes, row after
+// row: block (row, column) of a matrix of R block rows is number column·R + row. One 32-bit register
+// of a tensor-core operand on 32 lanes is such a block, and `ldmatrix` reads it as it is or
+// transposed without bank conflicts. In device memory, the four registers of a lane that make an
+// operand follow each other (`keep_tile`).
 
 constexpr int D = 32, HEADS = 2, F = 64, HEAD = D / HEADS;
 constexpr int ROWS = (TOKENS + 7) / 8;         // block rows of a sample
@@ -378,8 +379,10 @@ DEV void patches(u32 (&out)[4], const Step& s, const u8* image, const Pixels& pi
         const u8* patch = image + s.table[(row < TOKENS ? row : TOKENS - 1) * PATCH];
         float value[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            value[i] = 2 * l.pair + i / 2 * 8 + i % 2 < PATCH ? patch[pixels.at[i]] * factor - 1.0f : 0.0f;
+        for (int i = 0; i < 4; ++i) {
+            const bool there = 2 * l.pair + i / 2 * 8 + i % 2 < PATCH;
+            value[i] = there ? patch[pixels.at[i]] * factor - 1.0f : 0.0f;
+        }
         out[r] = pack(value[0], value[1]);
         out[2 + r] = pack(value[2], value[3]);
     }
@@ -608,10 +611,10 @@ DEV void forward_samples(const Step& s) {
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
                         int row = 16 * (first + i) + l.row + 8 * r;
+                        row = row < TOKENS ? row : TOKENS - 1;
                         float position[2] = {0, 0};
                         if (r < rows_in(first + i))
-                            load_floats(position, s.positions + (row < TOKENS ? row : TOKENS - 1) * D +
-                                                      8 * k + 2 * l.pair);
+                            load_floats(position, s.positions + row * D + 8 * k + 2 * l.pair);
                         c[i][k][2 * r] = position[0] + bias[0];
                         c[i][k][2 * r + 1] = position[1] + bias[1];
                     }
@@ -1011,10 +1014,11 @@ DEV void backward_samples(const Step& s) {
     // A warp copies the numbers of the rows that it has.
     const int row = half * 32 + l.lane;
     {
-        const int n = chunk * CHUNK + 2 * group + warp / 2 % 2;
-        copy_rows<LAST>(mine, s, m, n < end ? n : end - 1, block, row, n < end);
+        const int next = chunk * CHUNK + 2 * group + warp / 2 % 2;
+        const int known = next < end ? next : end - 1;
+        copy_rows<LAST>(mine, s, m, known, block, row, next < end);
         if (FIRST && l.lane == 0)
-            copy_word(mine + SAMPLE_IMAGE + half * 4, number_of(s, m, step, n < end ? n : end - 1), true);
+            copy_word(mine + SAMPLE_IMAGE + half * 4, number_of(s, m, step, known), true);
     }
     wait_copies();
     sync_block();
