@@ -128,6 +128,7 @@ def test_the_scale_of_scores_is_a_factor_of_queries(tiny):
     description = replace(
         model.description, stacks=(replace(stack, blocks=(doubled, *others)),)
     )
+    assert "scale of block 0 is" in relate(model, MemoryModel(description, model.tensors)).reason
     halved = {n: model.tensors[n] / 2 for n in ("0.W_Q", "0.b_Q")}
     for tensors, same in ((model.tensors, False), (model.tensors | halved, True)):
         other = disguised(MemoryModel(description, tensors), 1)
