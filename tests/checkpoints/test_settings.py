@@ -82,7 +82,7 @@ def unseen_settings(family: str, model: MemoryModel, one_in: int = 1) -> list[st
         if not (after - before).abs().max() > CHANGED * before.abs().max():
             continue
         relation = relate(narrow, other.to(torch.float32))
-        if relation.same_function is not False:
+        if relation.same_function is not False and relation.verdict != "unclear":
             unseen.append(f"{words}: {relation.verdict}")
         if not compare_fingerprints(fingerprint, take_fingerprint(other)).changed:
             unseen.append(f"{words}: same fingerprint")
@@ -128,6 +128,7 @@ def test_the_scale_of_scores_is_a_factor_of_queries(tiny):
     description = replace(
         model.description, stacks=(replace(stack, blocks=(doubled, *others)),)
     )
+    assert "scale of block 0 is" in relate(model, MemoryModel(description, model.tensors)).reason
     halved = {n: model.tensors[n] / 2 for n in ("0.W_Q", "0.b_Q")}
     for tensors, same in ((model.tensors, False), (model.tensors | halved, True)):
         other = disguised(MemoryModel(description, tensors), 1)

@@ -8,15 +8,15 @@ intervals in Q4_1 and 31 % in Q8_0, and none do before; Q4_1 itself moves a tens
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
-from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
+from transformer_nfn.checkpoints.settings import differing_settings
+from transformer_nfn.functional.description import EXTRA, KEPT
 
 PLAIN_ERROR = 2.0**-20
 """Least relative error of a plain number: converters compute in single precision."""
@@ -153,7 +153,7 @@ def check_conversion(A: Model, B: Model) -> Conversion | None:
         equal &= same
         if len(tensors) in (LOOK, len(pairs)) and 2 * sum(t.fits for t in tensors) < len(tensors):
             return None
-    facts = tuple(_facts(A.description, B.description))
+    facts = tuple(differing_settings(A.description, B.description))
     return Conversion(tuple(tensors), equal, facts, tuple(single))
 
 
@@ -231,25 +231,3 @@ def _halves_to_pairs(w: Tensor) -> Tensor:
 def _pairs_to_halves(w: Tensor) -> Tensor:
     pairs: Tensor = w.unflatten(-1, (-1, 2))
     return pairs.transpose(-1, -2).reshape(w.shape)
-
-
-def _facts(a: Transformer, b: Transformer) -> Iterator[str]:
-    """Settings that differ; tensors that only one has are listed apart."""
-    left_out = ("family", "tensors", "pooler", "mlm", "tied", "headless", "stacks")
-    for name in (f.name for f in fields(a) if f.name not in left_out):
-        x, y = getattr(a, name), getattr(b, name)
-        if x != y:
-            yield f"{name} is {x} in A and {y} in B"
-    for s, t in zip(a.stacks, b.stacks, strict=True):
-        for i, (x, y) in enumerate(zip(s.blocks, t.blocks, strict=True)):
-            if x == y:
-                continue
-            for part in ("attention", "mlp", "cross"):
-                p, q = getattr(x, part), getattr(y, part)
-                for name in (f.name for f in fields(p or q)) if p != q else ():
-                    u, v = getattr(p, name, None), getattr(q, name, None)
-                    if u != v:
-                        yield f"{name} of block {s.prefix}{i} is {u} in A and {v} in B"
-            if replace(x, attention=y.attention, mlp=y.mlp, cross=y.cross) != y:
-                yield f"order of block {s.prefix}{i} is {x.order} in A and {y.order} in B"
-            return  # the other blocks differ likewise

@@ -24,6 +24,7 @@ from transformer_nfn.checkpoints.proof.ends import (
 )
 from transformer_nfn.checkpoints.proof.witness import TokenWitness, find_witness
 from transformer_nfn.checkpoints.reduced import INPUTS, Reduced, reduce_pair
+from transformer_nfn.checkpoints.settings import differing_settings
 from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_block
 from transformer_nfn.checkpoints.stream import (
     BlockStreams,
@@ -40,6 +41,8 @@ SMALL = 0.2
 """Residuals above this may come from a wrong match; then only an input on which the outputs differ,
 or a single place that differs while all else fits, is a proof."""
 
+SHOWN = 4
+"""Tensors or settings that a sentence names."""
 STANDS_OUT = 4.0
 """Times what makes a tensor different that one has to be off as a whole, without residuals."""
 
@@ -177,7 +180,7 @@ def prove_pair(A: Model, B: Model, tables: Sequence[str] | None) -> Proof:
         named = () if attempt is None else attempt.named
         return Proof(
             False,
-            "the outputs differ on the inputs given" + _naming(named),
+            "the outputs differ on the inputs given" + (_settings(A, B) or _naming(named)),
             checks=() if attempt is None else attempt.checks,
             tolerance=None if attempt is None else attempt.tolerance,
             witness=witness,
@@ -224,8 +227,14 @@ def _places(named: tuple[str, ...]) -> set[str]:
     return out
 
 
+def _settings(A: Model, B: Model) -> str:
+    """Settings that differ between models of the same tensors, as the end of a sentence."""
+    facts = [*differing_settings(A.description, B.description)] if A.names == B.names else []
+    return "".join(f"; {fact}" for fact in facts[:SHOWN])
+
+
 def _naming(named: tuple[str, ...]) -> str:
-    shown = ", ".join(named[:4]) + (" …" if len(named) > 4 else "")
+    shown = ", ".join(named[:SHOWN]) + (" …" if len(named) > SHOWN else "")
     return f"; beyond what rounding explains: {shown}" if named else ""
 
 
