@@ -34,9 +34,7 @@ RUNS = {
     "statnn": {},
     "xgboost": {"rounds": 5, "params": {"min_child_weight": 1, "max_depth": 3}, "threads": 1},
     "lightgbm": {"rounds": 5, "params": {"min_data_in_leaf": 4}, "threads": 1},
-    "random_forest": {
-        "implementation": "sklearn", "rounds": 4, "params": {"min_samples_leaf": 4}
-    },
+    "random_forest": {"rounds": 4, "params": {"min_data_in_leaf": 4}, "threads": 1},
     "invariant_boosting": {"rounds": 5, "params": {"min_data_in_leaf": 4}, "threads": 1},
     "invariant_mlp": {"epochs": 3},
 }  # fmt: skip

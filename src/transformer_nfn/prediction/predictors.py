@@ -88,7 +88,7 @@ def _whole_network(data: Dataset, **options: Any) -> nn.Module:
     many = len(data) >= MANY_NETWORKS
     module = _of_task("WholeNetwork")(data, **(LEARNED_PROBES if many else {}) | options)
     assert isinstance(module, models.WholeNetwork)
-    module.learn_probes = many
+    module.learn_probes = many and module.probes is not None
     return module
 
 
