@@ -9,7 +9,10 @@ from transformer_nfn.functional.description import Transformer
 
 
 def differing_settings(a: Transformer, b: Transformer) -> Iterator[str]:
-    """Settings that differ; tensors that only one has are listed apart."""
+    """Yield a sentence for each setting that differs, of blocks for the first that does.
+
+    Poolers, MLM transforms and ties are left out: tensors that only one model has show them.
+    """
     left_out = ("family", "tensors", "pooler", "mlm", "tied", "headless", "stacks")
     for name in (f.name for f in fields(a) if f.name not in left_out):
         x, y = getattr(a, name), getattr(b, name)
