@@ -149,6 +149,7 @@ ROWS: Mapping[str, Row] = {
     "no-bounds": Row("without bounds on pixels", {"bounded": False}),
     "no-order": Row("without the price of wrong order", {"order": 0.0}),
     "probes-64": Row("64 probes", {"probes": 64, "hidden": 64}),
+    "probes-128": Row("128 probes", {"probes": 128, "hidden": 64}),
     "probes-256": Row("256 probes", {"probes": 256, "hidden": 32}),
     "head-64": Row("64 neurons in the head on outputs", {"hidden": 64}),
     "learned": Row("probes learn with the heads", LEARNED_PROBES | {"learn_probes": True}),
