@@ -99,11 +99,13 @@ def compare(
     device: str,
     weights: Tensor | None = None,
     noise: float = 0.1,
+    kind: type[Pass] = Pass,
 ) -> Comparison:
     """One batch by the kernels, by the plain forward in the same precision, and in float64.
 
     Args:
         weights: of trained networks; else initial ones with ``noise`` added.
+        kind: the kernels.
     """
     task, sizes = task.to(device), task.sizes
     draw = torch.Generator().manual_seed(1)
@@ -137,7 +139,7 @@ def compare(
         order.int().contiguous(), both.int().contiguous(), crop.contiguous(),
         drop.contiguous(), torch.zeros(networks, 2, 7, device=device),
     )  # fmt: skip
-    one = Pass(
+    one = kind(
         task, networks, batch, longest=longest, train=True,
         dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
         products="ieee" if precision == "float32" else "tf32",

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from transformer_nfn.zoo import SizeGroup, ZooError
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training.backends import describe_path
+from transformer_nfn.zoo.training.kernels import nvrtc
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton")
@@ -104,7 +106,15 @@ def test_equal_runs_of_one_seed_train_to_equal_weights() -> None:
         assert (shared, separate) == (True, False), what
 
 
-def test_the_fused_path_is_chosen_where_it_fits() -> None:
+def on_gpu(patch: pytest.MonkeyPatch, capability: tuple[int, int], nvrtc_found: bool) -> None:
+    """As if there were a GPU of this compute capability, with NVRTC or without."""
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    patch.setattr(nvrtc, "library", lambda: object() if nvrtc_found else None)
+
+
+def test_the_fused_path_is_chosen_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu(monkeypatch, (8, 0), nvrtc_found=True)
     images, texts = NetworkSizes(49, 10, 16), NetworkSizes(512, 4, 0)
     fused = ("fused", "steps by the fused kernels on cuda")
     assert describe_path("auto", "cuda", images, "bf16") == fused
@@ -127,3 +137,39 @@ def test_the_fused_path_is_chosen_where_it_fits() -> None:
         assert f"not for {group}" in note
     with pytest.raises(ZooError, match="path fused is not possible: the fused kernels are for"):
         describe_path("fused", "cpu", images, "bf16")
+
+
+def test_the_on_chip_kernels_are_chosen_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, texts = NetworkSizes(49, 10, 16), NetworkSizes(512, 4, 0)
+    on_gpu(monkeypatch, (9, 0), nvrtc_found=True)
+    on_chip = ("on-chip", "steps by the on-chip kernels on cuda")
+    assert describe_path("auto", "cuda", images, "bf16") == on_chip
+    assert describe_path("auto", "cuda", images.resized(SizeGroup(depth=3)), "bf16") == on_chip
+    # The Triton kernels can be chosen, and train everything else.
+    fused = ("fused", "steps by the fused kernels on cuda")
+    assert describe_path("fused", "cuda", images, "bf16") == fused
+    assert describe_path("auto", "cuda", images, "tf32") == fused
+    assert describe_path("auto", "cuda", texts, "bf16") == fused
+    large = NetworkSizes(64, 10, 16), NetworkSizes(49, 10, 48)
+    groups = SizeGroup(16), SizeGroup(32, 4), SizeGroup(depth=4)
+    for other in (*large, *(images.resized(group) for group in groups)):
+        assert describe_path("auto", "cuda", other, "bf16") == fused
+        with pytest.raises(ZooError, match="path on-chip is not possible: the on-chip kernels are"):
+            describe_path("on-chip", "cuda", other, "bf16")
+    on_gpu(monkeypatch, (8, 0), nvrtc_found=True)
+    assert describe_path("auto", "cuda", images, "bf16") == fused
+    with pytest.raises(ZooError, match="for GPUs of compute capability 9"):
+        describe_path("on-chip", "cuda", images, "bf16")
+
+
+def test_a_build_says_why_it_does_without_the_on_chip_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images = NetworkSizes(49, 10, 16)
+    on_gpu(monkeypatch, (9, 0), nvrtc_found=False)
+    path, note = describe_path("auto", "cuda", images, "bf16")
+    assert path == "fused"
+    assert "NVRTC, which compiles the on-chip kernels, is not installed" in note
+    assert describe_path("auto", "cuda", images, "tf32")[1] == "steps by the fused kernels on cuda"
+    with pytest.raises(ZooError, match="path on-chip is not possible: NVRTC"):
+        describe_path("on-chip", "cuda", images, "bf16")

@@ -76,7 +76,7 @@ def whole_network_sizes(data: Dataset) -> dict[str, Any]:
     }
 
 
-MANY_NETWORKS = 8192
+MANY_NETWORKS = 1024
 """From so many training networks of a size on, probes of `WholeNetwork` learn with its heads."""
 LEARNED_PROBES = {"probes": 128, "hidden": 64}
 """Sizes of `WholeNetwork` then: each step asks the probes, so there are fewer."""

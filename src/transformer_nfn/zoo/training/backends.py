@@ -14,6 +14,7 @@ from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH
 from transformer_nfn.native_code import CompiledSizes, load_for
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.sizes import NetworkSizes
+from transformer_nfn.zoo.training.kernels import nvrtc
 from transformer_nfn.zoo.training.steps import (
     Epoch,
     Runner,
@@ -24,9 +25,10 @@ from transformer_nfn.zoo.training.tasks import Batch, Split, Task
 
 NATIVE = Path(__file__).parent / "native"
 FUSED_WIDTHS = (16, 32, 48, 64)
-PATHS = ("auto", "native", "torch", "compiled", "fused")
+PATHS = ("auto", "native", "torch", "compiled", "fused", "on-chip")
 SAMPLES_AT_ONCE = 1024
 """Training samples of a network whose inputs are in memory together."""
+NO_NVRTC = "NVRTC, which compiles the on-chip kernels, is not installed"
 NO_MEMORY = "the native step could not allocate its scratch memory"
 
 
@@ -166,8 +168,8 @@ def describe_path(
     """The code that computes a step, and a note for the user.
 
     ``auto`` is ``fused`` on CUDA if Triton is installed and products are in bf16 or tf32, else
-    ``compiled``; on the CPU it is ``native`` if there is a C compiler, else ``torch``, several
-    times slower.
+    ``compiled``; on an H100 or H200 it is ``on-chip`` for the paper's networks on images in bf16.
+    On the CPU it is ``native`` if there is a C compiler, else ``torch``, several times slower.
 
     >>> describe_path("torch", "cpu")
     ('torch', 'steps by plain PyTorch on cpu')
@@ -180,9 +182,16 @@ def describe_path(
     unfused = why_not_fused(sizes, device, precision)
     if path == "fused" and unfused:
         raise ZooError(f"path fused is not possible: {unfused}")
+    off_chip = unfused or why_not_on_chip(sizes, device, precision)
+    if path == "on-chip" and off_chip:
+        raise ZooError(f"path on-chip is not possible: {off_chip}")
     if path == "auto":
         if "cuda" in device:
             path, reason = ("compiled", unfused) if unfused else ("fused", "")
+            if not off_chip:
+                path = "on-chip"
+            elif off_chip == NO_NVRTC:
+                reason = off_chip
             if importlib.util.find_spec("triton") is None:
                 path = "torch"
         else:
@@ -192,6 +201,7 @@ def describe_path(
         "torch": "steps by plain PyTorch",
         "compiled": "steps by torch.compile",
         "fused": "steps by the fused kernels",
+        "on-chip": "steps by the on-chip kernels",
     }[path]
     because = f" ({reason}; builds are slower so)" if reason else ""
     return path, f"{words} on {device}{because}"
@@ -220,6 +230,23 @@ def why_not_fused(sizes: NetworkSizes | None, device: str, precision: str) -> st
     return ""
 
 
+def why_not_on_chip(sizes: NetworkSizes | None, device: str, precision: str) -> str:
+    """Why the on-chip kernels cannot replace the fused ones; empty if they can."""
+    if precision != "bf16":
+        return f"the on-chip kernels multiply in bf16, not {precision}"
+    if sizes is not None:
+        if not 1 <= sizes.patch <= 16 or sizes.tokens > 56:
+            return "the on-chip kernels are for images of at most 56 patches of 16 pixels"
+        if (sizes.d_model, sizes.heads, sizes.d_ff) != (WIDTH, HEADS, HIDDEN) or sizes.blocks > 3:
+            return (
+                f"the on-chip kernels are for width {WIDTH}, {HEADS} heads, {HIDDEN} neurons and "
+                f"at most 3 blocks, not for {sizes.group}, {sizes.d_ff} neurons"
+            )
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability(device) != (9, 0):
+        return "the on-chip kernels are for GPUs of compute capability 9.0, the H100 and H200"
+    return NO_NVRTC if nvrtc.library() is None else ""
+
+
 def choose_runner(
     path: str, task: Task, weights: Tensor, threshold: Tensor, precision: str, batch: int
 ) -> Runner:
@@ -229,6 +256,11 @@ def choose_runner(
         from transformer_nfn.zoo.training.kernels.runner import FusedRunner
 
         return FusedRunner(task, weights, threshold, precision, batch)
+    if path == "on-chip":
+        from transformer_nfn.zoo.training.kernels.on_chip import OnChipPass
+        from transformer_nfn.zoo.training.kernels.runner import FusedRunner
+
+        return FusedRunner(task, weights, threshold, precision, batch, OnChipPass)
     if path == "native":
         return NativeRunner(task, weights, threshold, batch)
     return TorchRunner(

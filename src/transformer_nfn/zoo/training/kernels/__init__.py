@@ -1,1 +1,1 @@
-"""Fused Triton kernels of the training step."""
+"""Fused kernels of the training step, in Triton and CUDA C++."""

@@ -50,7 +50,12 @@ class Pass:
             as float32) or ``ieee``.
         longest: maximum tokens of a sample.
         train: whether to allocate gradients.
+
+    Attributes:
+        chunk: samples per program, whose weight gradients are summed on the chip.
     """
+
+    chunk = CHUNK
 
     def __init__(
         self,
@@ -66,7 +71,7 @@ class Pass:
         network, D = task.sizes, task.sizes.d_model
         self.task, self.network = task, network
         self.networks, self.batch, self.rows = networks, batch, batch * longest
-        self.chunks = -(-batch // CHUNK)
+        self.chunks = -(-batch // self.chunk)
         self.tiles = tiles(longest, isinstance(task, ImageTask))
         self.device = next(iter(task.labels.values())).device
         self.positions = network.positions(self.device)
@@ -75,43 +80,55 @@ class Pass:
             FF=padded(network.d_ff), H=network.heads, J=network.d_head, JJ=padded(network.d_head),
             C=network.classes, CC=padded(network.classes), P=network.patch,
             PP=padded(network.patch), sites=network.dropout_sites, words=-(-D // 32),
-            stats=network.heads + 3, S=CHUNK, R=ROW_TILE[padded(D)],
+            stats=network.heads + 3, S=self.chunk, R=ROW_TILE[padded(D)],
             padding=task.padding if isinstance(task, ImageTask) else 0,
             train=train, products=products,
         )  # fmt: skip
         self.options = launch_options(self.constants, wide=dtype == torch.float32)
 
-        def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(*size, dtype=dtype, device=self.device)
+        self.outcome = Outcome(
+            self._empty(networks, batch, D),
+            self._empty(self.chunks, networks).zero_(),
+            self._empty(self.chunks, networks).zero_(),
+        )
+        words = (networks, network.dropout_sites, self.constants.words, self.rows)
+        self.bits, self.next_bits = (
+            self._empty(*(words if train else (1,)), dtype=torch.int32) for _ in range(2)
+        )
+        nothing = self._empty(1)
+        self.gradients = Gradients(nothing, nothing, nothing, nothing, nothing)
+        if train:
+            self.gradients = self.gradients._replace(
+                pooled=self._empty(networks, batch, D),
+                weights=self._empty(self.chunks, networks, network.num_weights),
+            )
+        self._allocate(dtype)
+
+    def _empty(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=self.device)
+
+    def _allocate(self, dtype: torch.dtype) -> None:
+        """Allocate what one kernel writes and another reads."""
+        network, D, train = self.network, self.network.d_model, self.constants.train
 
         def rows(width: int, *, kept: bool = True) -> Tensor:
-            size = (networks, self.rows, width) if kept else (1,)
-            return empty(*size, dtype=dtype)
+            size = (self.networks, self.rows, width) if kept else (1,)
+            return self._empty(*size, dtype=dtype)
 
         def block(*, last: bool) -> Activations:
             """Buffers of a block, or of the output of the ``last`` one."""
             inside = train and not last
-            stats = empty(networks, self.rows, self.constants.stats) if inside else empty(1)
+            stats = (self.networks, self.rows, self.constants.stats) if inside else (1,)
             return Activations(
                 z=rows(D, kept=train), qkv=rows(3 * D, kept=not last), a=rows(D, kept=inside),
-                y=rows(D, kept=inside), stats=stats,
+                y=rows(D, kept=inside), stats=self._empty(*stats),
             )  # fmt: skip
 
         self.activations = [block(last=i == network.blocks) for i in range(network.blocks + 1)]
         self.patches = rows(padded(network.patch), kept=train and network.patch > 0)
-        self.outcome = Outcome(
-            empty(networks, batch, D),
-            empty(self.chunks, networks).zero_(),
-            empty(self.chunks, networks).zero_(),
+        self.gradients = self.gradients._replace(
+            x=rows(D, kept=train), a=rows(D, kept=train), qkv=rows(3 * D, kept=train)
         )
-        self.gradients = Gradients(
-            pooled=empty(networks, batch, D) if train else empty(1),
-            x=rows(D, kept=train), a=rows(D, kept=train), qkv=rows(3 * D, kept=train),
-            weights=empty(self.chunks, networks, network.num_weights) if train else empty(1),
-        )  # fmt: skip
-        sites = network.dropout_sites
-        words = (networks, sites, self.constants.words, self.rows) if train else (1,)
-        self.bits, self.next_bits = (empty(*words, dtype=torch.int32) for _ in range(2))
 
     def _samples(self, split: Split) -> Samples:
         """The data of a split."""
@@ -203,12 +220,14 @@ class FusedRunner:
     Args:
         precision: ``bf16`` or ``tf32`` for products in training (``float32`` for tests). The
             held-out split is evaluated in tf32, the test split as exactly as float32.
+        kind: the kernels that train.
     """
 
     def __init__(
-        self, task: Task, weights: Tensor, threshold: Tensor, precision: str, batch: int
-    ) -> None:
-        self.task, self.batch = task, batch
+        self, task: Task, weights: Tensor, threshold: Tensor, precision: str, batch: int,
+        kind: type[Pass] = Pass,
+    ) -> None:  # fmt: skip
+        self.task, self.batch, self.kind = task, batch, kind
         self.weights = weights.contiguous()
         self.progress = Progress(
             torch.zeros_like(self.weights),
@@ -293,7 +312,7 @@ class FusedRunner:
 
     def _pass(self) -> Pass:
         if self.buffers is None:
-            self.buffers = Pass(
+            self.buffers = self.kind(
                 self.task, len(self.weights), self.batch, dtype=self.dtype,
                 products=self.products, longest=self._longest("train"), train=True,
             )  # fmt: skip

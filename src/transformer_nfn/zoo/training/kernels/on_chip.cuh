@@ -1,5 +1,5 @@
-// What kernels.cu needs from the GPU, as inline PTX; emulation.h has the same functions for a CPU.
-// No headers, so that NVRTC compiles it alone.
+// What on_chip.cu needs from the GPU, as inline PTX; emulation.h of the tests has the same functions
+// for a CPU. No headers, so that NVRTC compiles it alone.
 
 typedef unsigned int u32;
 typedef unsigned char u8;

@@ -1,4 +1,4 @@
-// The functions of device.cuh on a CPU, to test kernels.cu without a GPU.
+// The functions of on_chip.cuh on a CPU, to test on_chip.cu without a GPU.
 //
 // Every thread of a block is a fiber. An operation of a whole warp stops each lane until all 32
 // have arrived, and the last one computes the results; a barrier stops whole warps. So lanes run in

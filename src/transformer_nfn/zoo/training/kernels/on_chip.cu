@@ -1,6 +1,6 @@
 // Forward and backward of many small transformers, with the activations of a sample on the chip.
 //
-// README.md derives the schedule. Compile after device.cuh (GPU) or emulation.h (CPU), with
+// docs/on-chip.md derives the schedule. Compile after on_chip.cuh (GPU) or emulation.h (CPU), with
 // TOKENS, PATCH, PADDING, CLASSES, BLOCKS and CHUNK defined.
 //
 // All matrices of 16-bit numbers in shared memory are stored as 8×8 blocks of 128 bytes, row after
@@ -91,15 +91,6 @@ struct Lanes {
 DEV bool exists(int tile) { return TILES == 4 || tile < TILES; }
 // Blocks of rows that a sample has of this row tile: 0, 1 or 2.
 DEV int rows_in(int tile) { return 2 * tile + 1 < ROWS ? 2 : 2 * tile < ROWS ? 1 : 0; }
-// The same for code that is not written out for each tile: a block past the end is a row of numbers
-// that nobody reads.
-#ifdef LOOP_OVER_PAIRS
-constexpr int PAIRS_AT_ONCE = 1;
-DEV int rows_of_pair(int) { return 2; }
-#else
-constexpr int PAIRS_AT_ONCE = (TILES + 1) / 2;
-DEV int rows_of_pair(int tile) { return rows_in(tile); }
-#endif
 
 DEV void clear(float (&c)[4]) { c[0] = c[1] = c[2] = c[3] = 0; }
 
@@ -403,7 +394,7 @@ DEV void masks_of_tiles(u32 (&words)[2][2], u32 mask, int row) {
 }
 DEV void keep_rows(float* to, const float (&x)[2], int tile, const Lanes& l) {
 #pragma unroll
-    for (int r = 0; r < rows_of_pair(tile); ++r)
+    for (int r = 0; r < rows_in(tile); ++r)
         if (l.pair == 0) to[16 * tile + l.row + 8 * r] = x[r];
 }
 
@@ -473,7 +464,7 @@ DEV void attend(Fragment (&a)[2], float* lse, u32 qkv, int head, int first, cons
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     u32& pair = p[i][n / 2][2 * (n % 2) + r];
-                    if (r >= rows_of_pair(first + i)) {
+                    if (r >= rows_in(first + i)) {
                         pair = unused();
                         continue;
                     }
@@ -507,21 +498,21 @@ DEV void attend(Fragment (&a)[2], float* lse, u32 qkv, int head, int first, cons
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
-            for (int r = 0; r < rows_of_pair(first + i); ++r)
+            for (int r = 0; r < rows_in(first + i); ++r)
                 exact &= out[i][2][2 * r] > 1e-30f && out[i][2][2 * r] < 1e30f;
         if (shifted || all_lanes(exact)) break;
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
-        for (int r = 0; r < rows_of_pair(first + i); ++r) {
+        for (int r = 0; r < rows_in(first + i); ++r) {
             float sum = out[i][2][2 * r], total = reciprocal(sum);
             top[i][r] = -top[i][r] - log2_of(sum);
 #pragma unroll
             for (int e = 0; e < 4; ++e) out[i][e / 2][2 * r + e % 2] *= total;
         }
         keep_rows(lse, top[i], first + i, l);
-        to_operand(a[i][head], out[i][0], out[i][1], rows_of_pair(first + i));
+        to_operand(a[i][head], out[i][0], out[i][1], rows_in(first + i));
     }
 }
 
@@ -538,7 +529,7 @@ DEV void mlp(Tile (&y)[2], const Fragment (&x)[2], u32 w, u32 bias, int first, c
         u32 operand[2][4];
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            to_positive(operand[i], h[0][i], h[1][i], rows_of_pair(first + i));
+            to_positive(operand[i], h[0][i], h[1][i], rows_in(first + i));
 #pragma unroll
         for (int n = 0; n < 4; n += 2) {
             u32 b[4];
@@ -658,7 +649,7 @@ DEV void forward_samples(const Step& s) {
                 project_qkv(z, weights + S_QKV, qkv, 0, rows_in(TILES - 1), l, trash);
             }
             sync_warp();
-#pragma unroll PAIRS_AT_ONCE
+#pragma unroll (TILES + 1) / 2
             for (int first = 0; first < TILES; first += 2) {
                 Fragment x[2];
                 Tile c[2];
@@ -686,7 +677,7 @@ DEV void forward_samples(const Step& s) {
                 masks_of_tiles(words, mask_a, l.row);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const int rows = rows_of_pair(first + i);
+                    const int rows = rows_in(first + i);
                     drop(c[i], words[i], l.pair, rows);
                     layer_norm(c[i], factor, scale, rows);
                     to_operand(x[i], c[i], rows);
@@ -697,7 +688,7 @@ DEV void forward_samples(const Step& s) {
                 masks_of_tiles(words, mask_b, l.row);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const int rows = rows_of_pair(first + i);
+                    const int rows = rows_in(first + i);
                     drop(c[i], words[i], l.pair, rows);
                     layer_norm(c[i], factor, scale, rows);
                     to_operand(x[i], c[i], rows);
@@ -811,22 +802,12 @@ struct Head {
 };
 
 // Transpose the blocks of two row tiles, of which the second block of columns may be unused.
-DEV void transpose(u32 (&x)[2][4], u32 matrix, int first, int columns, u32 trash, const Lanes& l) {
-#ifdef TRANSPOSE_IN_SHARED
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-        if (exists(first + i)) put(matrix, 0, first + i, x[i], l, trash);
-    sync_warp();
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-        if (exists(first + i)) load_transposed(x[i], matrix + 2 * (first + i) * BLOCK + l.rows_first);
-#else
+DEV void transpose(u32 (&x)[2][4], int first, int columns) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
         for (int k = 0; k < 2 * columns; ++k)
             if (k % 2 < rows_in(first + i)) x[i][k] = transposed(x[i][k]);
-#endif
 }
 
 // Two row tiles of keys; of the last one there may be rows past the end.
@@ -896,7 +877,7 @@ DEV void key_tiles(float (&dq)[ROWS + 1][4], const Head& at, int first, u32 tras
                 mma_half(dk[i][1], ds[i][0], ds[i][1], b[2]);
             }
         // In turn where the keys and the values were.
-        transpose(ds, j % 2 ? at.value : at.key, first, columns, trash, l);
+        transpose(ds, first, columns);
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
