@@ -190,8 +190,8 @@ static void multiply(Lane* lanes, int halves) {
         }
 }
 
-static void matrices(Lane* lanes, bool store, bool transpose) {
-    for (int matrix = 0; matrix < 4; ++matrix)
+static void matrices(Lane* lanes, int count, bool store, bool transpose) {
+    for (int matrix = 0; matrix < count; ++matrix)
         for (int lane = 0; lane < LANES; ++lane)
             for (int e = 0; e < 2; ++e) {
                 int row = lane / 4, column = 2 * (lane % 4) + e;
@@ -311,13 +311,13 @@ DEV void mma_half(float (&c)[4], u32 a0, u32 a1, u32 b0) {
     std::memcpy(c, lane.out, sizeof c);
 }
 
-template <bool STORE, bool TRANSPOSE>
+template <bool STORE, bool TRANSPOSE, int COUNT = 4>
 static inline void move_matrices(u32 (&r)[4], u32 at) {
     emulation::Lane& lane = emulation::me();
     lane.in[0] = at;
     std::memcpy(lane.in + 1, r, sizeof r);
     emulation::together(
-        [](emulation::Lane* lanes) { emulation::matrices(lanes, STORE, TRANSPOSE); });
+        [](emulation::Lane* lanes) { emulation::matrices(lanes, COUNT, STORE, TRANSPOSE); });
     if (!STORE) std::memcpy(r, lane.out, sizeof r);
 }
 DEV void load_matrices(u32 (&r)[4], u32 at) { move_matrices<false, false>(r, at); }
@@ -329,6 +329,10 @@ DEV void store_matrices(u32 at, const u32 (&r)[4]) {
 DEV void store_transposed(u32 at, const u32 (&r)[4]) {
     u32 copy[4] = {r[0], r[1], r[2], r[3]};
     move_matrices<true, true>(copy, at);
+}
+DEV void store_two_matrices(u32 at, u32 a, u32 b) {
+    u32 copy[4] = {a, b};
+    move_matrices<true, false, 2>(copy, at);
 }
 DEV u32 transposed(u32 x) {
     emulation::me().in[0] = x;

@@ -229,15 +229,24 @@ DEV void keep_tile(u32* matrix, const Fragment& x, int first, int i, int lane) {
     }
 }
 
-// 16 rows and columns to blocks in shared memory; a block row past the end goes to `trash`.
+// 16 rows and columns to blocks in shared memory. A block row past the end goes to `trash`, or
+// nowhere if the compiler knows the tile.
 DEV void put(u32 matrix, int column, int tile, const u32 (&x)[4], const Lanes& l, u32 trash) {
     u32 at = matrix + (column * ROWS + 2 * tile) * BLOCK + l.rows_first;
     if (ODD && tile == TILES - 1 && (l.lane / 8) % 2) at = trash + l.in_block;
     store_matrices(at, x);
 }
-DEV void put(u32 matrix, int tile, const Fragment& x, const Lanes& l, u32 trash) {
-    put(matrix, 0, tile, x[0], l, trash);
-    put(matrix, 2, tile, x[1], l, trash);
+DEV void put(u32 matrix, int column, int tile, const u32 (&x)[4], const Lanes& l) {
+    const u32 at = matrix + (column * ROWS + 2 * tile) * BLOCK;
+    if (rows_in(tile) == 2)
+        store_matrices(at + l.rows_first, x);
+    else if (rows_in(tile) == 1)
+        store_two_matrices(at + l.columns_first, x[0], x[2]);
+}
+template <typename... Trash>
+DEV void put(u32 matrix, int tile, const Fragment& x, const Lanes& l, Trash... trash) {
+    put(matrix, 0, tile, x[0], l, trash...);
+    put(matrix, 2, tile, x[1], l, trash...);
 }
 DEV void get(Fragment& x, u32 matrix, int tile, const Lanes& l) {
     load_matrices(x[0], matrix + 2 * tile * BLOCK + l.rows_first);
@@ -302,9 +311,9 @@ DEV void load_columns(float (&c)[4], u32 at, int column) {
 
 // q, k and v of row tiles from `first` on, to three matrices that follow each other from `to` on;
 // `rows` is of the last one.
-template <int COUNT>
+template <int COUNT, typename... Trash>
 DEV void project_qkv(const Fragment (&z)[COUNT], u32 w, u32 to, int first, int rows, const Lanes& l,
-                     u32 trash) {
+                     Trash... trash) {
 #pragma unroll
     for (int n = 0; n < 3 * D / 16; ++n) {
         float c[2][COUNT][4];  // [8 columns][tile]
@@ -316,7 +325,7 @@ DEV void project_qkv(const Fragment (&z)[COUNT], u32 w, u32 to, int first, int r
         for (int i = 0; i < COUNT; ++i) {
             u32 out[4];
             to_operand(out, c[0][i], c[1][i], i == COUNT - 1 ? rows : 2);
-            if (exists(first + i)) put(to, 2 * n, first + i, out, l, trash);
+            if (exists(first + i)) put(to, 2 * n, first + i, out, l, trash...);
         }
     }
 }
@@ -404,7 +413,7 @@ DEV void keep_rows(float* to, const float (&x)[2], int tile, const Lanes& l) {
 constexpr int F_EMBEDDING = BLOCKS * S_BLOCK, F_BIAS = F_EMBEDDING + 16 * D * 2;
 constexpr int F_BLOCK_BIAS = (F + D) * 4;  // b_A, b_B as float32
 constexpr int F_QKV = F_BIAS + BLOCKS * F_BLOCK_BIAS + D * 4;
-constexpr int F_SAMPLE = 12 * ROWS * BLOCK + BLOCK;
+constexpr int F_SAMPLE = 12 * ROWS * BLOCK;
 constexpr int FORWARD_SHARED = F_QKV + WARPS * F_SAMPLE;
 static_assert(FORWARD_SHARED <= 230400, "shared memory");
 
@@ -573,7 +582,7 @@ DEV void forward_samples(const Step& s) {
 
     const int warp = warp_number();
     const Lanes l((u32)thread() % 32);
-    const u32 qkv = base + F_QKV + warp * F_SAMPLE, trash = qkv + 12 * ROWS * BLOCK;
+    const u32 qkv = base + F_QKV + warp * F_SAMPLE;
     const float scale = s.scale[m];
     const int end = (chunk + 1) * CHUNK < s.batch ? (chunk + 1) * CHUNK : s.batch;
 #pragma unroll 1
@@ -629,7 +638,7 @@ DEV void forward_samples(const Step& s) {
                 to_operand(z, c[i], rows);
                 keep_tile(kept, z, first, i, l.lane);
                 keep_rows(stats + HEADS * STAT_ROWS, factor, first + i, l);
-                if (exists(first + i)) put(qkv, first + i, z, l, trash);
+                put(qkv, first + i, z, l);
             }
         }
         prefetch_image(s, next_image, l.lane);
@@ -646,10 +655,10 @@ DEV void forward_samples(const Step& s) {
 #pragma unroll
                 for (int i = 0; i < TILES; ++i) get(z[i], qkv, i, l);
                 sync_warp();
-                project_qkv(z, weights + S_QKV, qkv, 0, rows_in(TILES - 1), l, trash);
+                project_qkv(z, weights + S_QKV, qkv, 0, rows_in(TILES - 1), l);
             }
             sync_warp();
-#pragma unroll (TILES + 1) / 2
+#pragma unroll
             for (int first = 0; first < TILES; first += 2) {
                 Fragment x[2];
                 Tile c[2];
@@ -699,8 +708,8 @@ DEV void forward_samples(const Step& s) {
                         for (int k = 0; k < 4; ++k)
 #pragma unroll
                             for (int e = 0; e < 2 * rows; ++e) mean[k][e % 2] += c[i][k][e];
-                    } else if (exists(first + i)) {
-                        put(qkv, first + i, x[i], l, trash);
+                    } else {
+                        put(qkv, first + i, x[i], l);
                     }
                 }
             }

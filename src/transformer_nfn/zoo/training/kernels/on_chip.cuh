@@ -130,6 +130,12 @@ DEV void store_transposed(u32 at, const u32 (&r)[4]) {
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
 }
+// Two matrices; lanes 0 to 15 hold the addresses.
+DEV void store_two_matrices(u32 at, u32 a, u32 b) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1,%2};" ::"r"(at), "r"(a),
+                 "r"(b)
+                 : "memory");
+}
 DEV u32 transposed(u32 x) {
     u32 out;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(x));
