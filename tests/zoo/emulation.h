@@ -48,6 +48,7 @@ struct Copies {
     int count;
     u32 to[16];
     const void* from[16];
+    int bytes[16];
 };
 
 static Warp warps[MOST_WARPS];
@@ -357,6 +358,8 @@ DEV float load_float(u32 at) {
     return x;
 }
 DEV u32 load_word(u32 at) { return emulation::to_bits(load_float(at)); }
+DEV u32 load_byte(const u8* at) { return *at; }
+DEV u32 load_byte(u32 at) { return *emulation::shared_at(at); }
 DEV void load_two(float (&x)[2], u32 at) { std::memcpy(x, emulation::shared_at(at), 8); }
 
 DEV void load_four(float (&x)[4], u32 at) { std::memcpy(x, emulation::shared_at(at), 16); }
@@ -372,18 +375,24 @@ DEV void store_words(u32* at, const u32 (&x)[4]) {
     std::memcpy(at, x, 16);
 }
 // As late as can be: when the thread waits.
-DEV void copy_word(u32 to, const void* from, bool there) {
+static inline void copy_bytes(u32 to, const void* from, int bytes) {
     emulation::Copies& copies = emulation::copies[thread()];
     if (copies.count == 16) emulation::fail("too many copies");
+    if (to % bytes || reinterpret_cast<uintptr_t>(from) % bytes) emulation::fail("copy not aligned");
     copies.to[copies.count] = to;
-    copies.from[copies.count++] = there ? from : nullptr;
+    copies.from[copies.count] = from;
+    copies.bytes[copies.count++] = bytes;
 }
+DEV void copy_word(u32 to, const void* from, bool there) { copy_bytes(to, there ? from : nullptr, 4); }
+DEV void copy_vector(u32 to, const void* from) { copy_bytes(to, from, 16); }
 DEV void wait_copies() {
     emulation::Copies& copies = emulation::copies[thread()];
     for (int i = 0; i < copies.count; ++i) {
-        u32 word = 0;
-        if (copies.from[i]) std::memcpy(&word, copies.from[i], 4);
-        store_word(copies.to[i], word);
+        u8* to = emulation::shared_at(copies.to[i]);
+        if (copies.from[i])
+            std::memcpy(to, copies.from[i], copies.bytes[i]);
+        else
+            std::memset(to, 0, copies.bytes[i]);
     }
     copies.count = 0;
 }

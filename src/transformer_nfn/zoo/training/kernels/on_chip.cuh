@@ -154,6 +154,12 @@ DEV u32 load_word(u32 at) {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
     return x;
 }
+DEV u32 load_byte(const u8* at) { return *at; }
+DEV u32 load_byte(u32 at) {
+    u32 x;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+    return x;
+}
 DEV void load_two(float (&x)[2], u32 at) {
     asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(at) : "memory");
 }
@@ -185,11 +191,14 @@ DEV void store_words(u32* at, const u32 (&x)[4]) {
                  "r"(x[2]), "r"(x[3])
                  : "memory");
 }
-// A word from device to shared memory, there after `wait_copies`; 0 if not `there`.
+// A word or 16 bytes from device to shared memory, there after `wait_copies`; 0 if not `there`.
 DEV void copy_word(u32 to, const void* from, bool there) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                  "r"(there ? 4 : 0)
                  : "memory");
+}
+DEV void copy_vector(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 DEV void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 DEV void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
