@@ -317,8 +317,8 @@ def projections_backward(
     g = ()
     for part in tl.static_range(PARTS):
         to = w + W_QKV + part * E + d[None, :] * (3 * D) + c[:, None]
-        into += (weight(to, known, wide, DT, PREC),)
-        g += (tl.zeros((EE, DD), tl.float32),)
+        into += (weight(to, known, wide, DT, PREC),)  # type: ignore[assignment]
+        g += (tl.zeros((EE, DD), tl.float32),)  # type: ignore[assignment]
     if not WORDS:
         scale = tl.load(dropout.scale + m)
         masks = masks_of(dropout, sizes, m, 2 * BLOCK, CONST)
@@ -338,7 +338,8 @@ def projections_backward(
         for part in tl.static_range(PARTS):
             dqkv = grads.qkv + part * E + (first + row)[:, None] * (3 * D) + c[None, :]
             dqkv = tl.load(dqkv, mask=here[:, None] & known[None, :], other=0.0)
-            g += (tl.dot(tl.trans(dqkv), z, sums[part], input_precision=PREC),)
+            more = tl.dot(tl.trans(dqkv), z, sums[part], input_precision=PREC)
+            g += (more,)  # type: ignore[assignment]
             if not WORDS:
                 dz = tl.dot(dqkv, into[part], dz, input_precision=PREC)
         if not WORDS:
