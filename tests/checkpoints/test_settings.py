@@ -108,6 +108,8 @@ def test_settings_of_every_family_are_seen(tiny, family):
         ("vit", {"pooling": "mean"}, "same backbone"),
         ("esm", {"mlm": "relu"}, "same backbone"),
         ("esm", {"dropped_token": 5}, "derived"),
+        ("clip-text", {"end_token": 5}, "same backbone"),
+        ("bart", {"start_token": 5}, "same backbone"),
     ],
 )
 def test_settings_outside_the_blocks(tiny, family, change, verdict):

@@ -48,6 +48,7 @@ struct Copies {
     int count;
     u32 to[16];
     const void* from[16];
+    int bytes[16];
 };
 
 static Warp warps[MOST_WARPS];
@@ -190,8 +191,8 @@ static void multiply(Lane* lanes, int halves) {
         }
 }
 
-static void matrices(Lane* lanes, bool store, bool transpose) {
-    for (int matrix = 0; matrix < 4; ++matrix)
+static void matrices(Lane* lanes, int count, bool store, bool transpose) {
+    for (int matrix = 0; matrix < count; ++matrix)
         for (int lane = 0; lane < LANES; ++lane)
             for (int e = 0; e < 2; ++e) {
                 int row = lane / 4, column = 2 * (lane % 4) + e;
@@ -311,13 +312,13 @@ DEV void mma_half(float (&c)[4], u32 a0, u32 a1, u32 b0) {
     std::memcpy(c, lane.out, sizeof c);
 }
 
-template <bool STORE, bool TRANSPOSE>
+template <bool STORE, bool TRANSPOSE, int COUNT = 4>
 static inline void move_matrices(u32 (&r)[4], u32 at) {
     emulation::Lane& lane = emulation::me();
     lane.in[0] = at;
     std::memcpy(lane.in + 1, r, sizeof r);
     emulation::together(
-        [](emulation::Lane* lanes) { emulation::matrices(lanes, STORE, TRANSPOSE); });
+        [](emulation::Lane* lanes) { emulation::matrices(lanes, COUNT, STORE, TRANSPOSE); });
     if (!STORE) std::memcpy(r, lane.out, sizeof r);
 }
 DEV void load_matrices(u32 (&r)[4], u32 at) { move_matrices<false, false>(r, at); }
@@ -329,6 +330,10 @@ DEV void store_matrices(u32 at, const u32 (&r)[4]) {
 DEV void store_transposed(u32 at, const u32 (&r)[4]) {
     u32 copy[4] = {r[0], r[1], r[2], r[3]};
     move_matrices<true, true>(copy, at);
+}
+DEV void store_two_matrices(u32 at, u32 a, u32 b) {
+    u32 copy[4] = {a, b};
+    move_matrices<true, false, 2>(copy, at);
 }
 DEV u32 transposed(u32 x) {
     emulation::me().in[0] = x;
@@ -353,6 +358,8 @@ DEV float load_float(u32 at) {
     return x;
 }
 DEV u32 load_word(u32 at) { return emulation::to_bits(load_float(at)); }
+DEV u32 load_byte(const u8* at) { return *at; }
+DEV u32 load_byte(u32 at) { return *emulation::shared_at(at); }
 DEV void load_two(float (&x)[2], u32 at) { std::memcpy(x, emulation::shared_at(at), 8); }
 
 DEV void load_four(float (&x)[4], u32 at) { std::memcpy(x, emulation::shared_at(at), 16); }
@@ -368,18 +375,24 @@ DEV void store_words(u32* at, const u32 (&x)[4]) {
     std::memcpy(at, x, 16);
 }
 // As late as can be: when the thread waits.
-DEV void copy_word(u32 to, const void* from, bool there) {
+static inline void copy_bytes(u32 to, const void* from, int bytes) {
     emulation::Copies& copies = emulation::copies[thread()];
     if (copies.count == 16) emulation::fail("too many copies");
+    if (to % bytes || reinterpret_cast<uintptr_t>(from) % bytes) emulation::fail("copy not aligned");
     copies.to[copies.count] = to;
-    copies.from[copies.count++] = there ? from : nullptr;
+    copies.from[copies.count] = from;
+    copies.bytes[copies.count++] = bytes;
 }
+DEV void copy_word(u32 to, const void* from, bool there) { copy_bytes(to, there ? from : nullptr, 4); }
+DEV void copy_vector(u32 to, const void* from) { copy_bytes(to, from, 16); }
 DEV void wait_copies() {
     emulation::Copies& copies = emulation::copies[thread()];
     for (int i = 0; i < copies.count; ++i) {
-        u32 word = 0;
-        if (copies.from[i]) std::memcpy(&word, copies.from[i], 4);
-        store_word(copies.to[i], word);
+        u8* to = emulation::shared_at(copies.to[i]);
+        if (copies.from[i])
+            std::memcpy(to, copies.from[i], copies.bytes[i]);
+        else
+            std::memset(to, 0, copies.bytes[i]);
     }
     copies.count = 0;
 }

@@ -301,6 +301,10 @@ class Transformer:
             follow; None without one.
         pooling: what the output matrix reads of the final stream: its first or last token, or the
             mean of all; None where it reads every token.
+        end_token: whose output is read: the first of them (CLIP; of 2 that of the largest id), or
+            the last (a classifier of BART); None where no token says what is read.
+        padding: that a classifier of the last token passes over, -1 if it takes the very last.
+        start_token: the decoder reads the input behind it unless it has an input (BART).
         classifier: an MLP that gives the output from the mean of the final stream over tokens.
         sinusoids: fixed positions are added to the input unless the file holds positions: sines and
             cosines in neighbouring coordinates, or in halves.
@@ -326,6 +330,9 @@ class Transformer:
     pooler: str | None = None
     mlm: Activation | None = None
     pooling: Pooling | None = None
+    end_token: int | None = None
+    padding: int | None = None
+    start_token: int | None = None
     classifier: Mlp | None = None
     sinusoids: Literal["neighbours", "halves"] | None = None
     channels: int = 0
@@ -344,7 +351,8 @@ class Transformer:
         """
         names = (
             "norm", "eps", "final_softcap", "dropped_token", "position_offset", "sinusoids",
-            "channels", "side", "mlm", "pooler", "pooling", "classifier",
+            "channels", "side", "mlm", "pooler", "pooling", "end_token", "padding", "start_token",
+            "classifier",
         )  # fmt: skip
         out = {name: getattr(self, name) for name in names}
         out |= {f"{stack.prefix}repeats": stack.repeats for stack in self.stacks}

@@ -437,6 +437,12 @@ def _class_example(family: Family) -> str:
     return heads[0] if heads else output
 
 
+def computed(tensors: Collection[str]) -> dict[str, bool]:
+    """What expressions may read of the tensors in a file, by canonical name."""
+    gated = any(name.endswith(".W_G") for name in tensors)
+    return {"has_gate": gated, "has_pooler": "extra.pooler.W" in tensors}
+
+
 def unstated_facts(
     family: Family, fields: Mapping[str, Any], tensors: Collection[str]
 ) -> list[str]:
@@ -450,7 +456,7 @@ def unstated_facts(
     known = {
         "layer": 0,
         "stack": next(iter(family.counters), ""),
-        "has_gate": any(name.endswith(".W_G") for name in tensors),
+        **computed(tensors),
         **fields,
     }
     missing: list[str] = []

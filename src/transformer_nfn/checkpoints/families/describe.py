@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from transformer_nfn.checkpoints.families.binding import Binding
+from transformer_nfn.checkpoints.families.binding import Binding, computed
 from transformer_nfn.checkpoints.families.family import MissingFieldError, evaluate, shown
 from transformer_nfn.checkpoints.families.recognise import head_lines
 from transformer_nfn.errors import CheckpointError, SpaceError
@@ -68,8 +68,8 @@ class _Facts:
     """The facts of one file by name."""
 
     def __init__(self, binding: Binding, where: str) -> None:
-        gated = any(name.endswith(".W_G") for name in binding.shapes)
-        self.fields: dict[str, Any] = {**binding.config, **binding.sizes, "has_gate": gated}
+        tensors = computed(binding.shapes)
+        self.fields: dict[str, Any] = {**binding.config, **binding.sizes, **tensors}
         self._facts, self._where = binding.family.facts, where
 
     def get(self, name: str, **more: Any) -> Any:
@@ -99,6 +99,9 @@ class _Facts:
         if value != int(value):
             self.refuse(name, "a whole number", value)
         return int(value)
+
+    def token(self, name: str) -> int | None:
+        return None if self.get(name) is None else self.whole(name)
 
     def one_of(self, name: str, words: Collection[str], **more: Any) -> Any:
         value = self.get(name, **more)
@@ -146,10 +149,13 @@ def describe(binding: Binding, where: str) -> Transformer:
         embedding_scale=facts.number("embedding_scale", 1e-30),
         head_scale=facts.number("head_scale", 1e-30),
         final_softcap=facts.number_or_none("final_softcap", 1e-30),
-        dropped_token=None if facts.get("dropped_token") is None else facts.whole("dropped_token"),
+        dropped_token=facts.token("dropped_token"),
         position_offset=int(facts.number("position_offset")),
         pooler=facts.get("pooler") if "extra.pooler.W" in names else None,
         pooling=_pooling(binding, facts, inputs),
+        end_token=facts.token("end_token"),
+        padding=_padding(binding, where),
+        start_token=facts.token("start_token"),
         mlm=facts.activation("mlm") if "extra.mlm.W" in names else None,
         classifier=_classifier(binding, facts),
         sinusoids=facts.word_or_none("sinusoids", ("neighbours", "halves")),
@@ -165,10 +171,26 @@ def _pooling(binding: Binding, facts: _Facts, inputs: str) -> Pooling | None:
     stated: Pooling | None = facts.word_or_none("pooling", get_args(Pooling))
     if stated is not None or "head" not in binding.holders:
         return stated
-    # What `transformers` calls `score` reads the last token of a text.
-    if binding.holders["head"][0].endswith("score.weight"):
+    if _scores(binding):
         return "last"
     return "first" if inputs == "patches" else None
+
+
+def _scores(binding: Binding) -> bool:
+    """Whether the output matrix is what `transformers` calls `score`: it reads the last token."""
+    return binding.holders.get("head", ("",))[0].endswith("score.weight")
+
+
+def _padding(binding: Binding, where: str) -> int | None:
+    """The token that `score` passes over at the end of a text; -1 if there is none."""
+    if not _scores(binding):
+        return None
+    padding = binding.config.get("pad_token_id")
+    if padding is not None and type(padding) is not int:
+        raise CheckpointError(
+            f"'{where}': config: pad_token_id expected a whole number, found {shown(padding)}"
+        )
+    return -1 if padding is None else padding
 
 
 def _classifier(binding: Binding, facts: _Facts) -> Mlp | None:
@@ -285,7 +307,7 @@ def read_rotary(
         where: what errors call the file.
         part: of the coordinates that are turned, where the config names none.
     """
-    field = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
+    field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     table = config.get(field)
     if table is None:
         table = {}

@@ -57,7 +57,7 @@ from transformer_nfn.io.layout import Layout, Slot
 KNOWN = Path(__file__).parent / "data"
 """The data files of known families."""
 # What expressions may read beside sizes and fields of a config.
-COMPUTED = ("layer", "stack", "has_gate", "has_head")
+COMPUTED = ("layer", "stack", "has_gate", "has_head", "has_pooler")
 ROTARY = ("rope_theta", "rotary_emb_base", "partial_rotary_factor", "rotary_pct")
 COUNTER = re.compile(r"\{(\w+)\}")
 STATED = re.compile(r"<(\w+)>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -61,6 +62,7 @@ class Model(OpenFiles):
         self.where, self.config = checkpoint.where, checkpoint.config
         self.description: Transformer = describe(binding, self.where)
         self.names: Mapping[str, tuple[int, ...]] = self.description.tensors
+        _check_frequencies(checkpoint, self.description)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -253,6 +255,25 @@ def read_model(checkpoint: Checkpoint, path: Path, options: OpenOptions | None =
     except BaseException:
         checkpoint.close()
         raise
+
+
+def _check_frequencies(checkpoint: Checkpoint, description: Transformer) -> None:
+    """Refuses stored rotary frequencies that differ from the config's: `transformers` reads them.
+
+    Old files hold those before any scaling, in half precision some of them.
+    """
+    attention = next(iter(description.blocks.values())).attention
+    expected = replace(attention, rotary_scaling=None).frequencies()
+    for name in checkpoint:
+        if not name.endswith("inv_freq") or not attention.rotary:
+            continue
+        stored = checkpoint[name].double()
+        close = stored.shape == expected.shape
+        if not close or not torch.allclose(stored, expected, rtol=0.01, atol=1e-6):
+            raise CheckpointError(
+                f"'{checkpoint.where}': '{name}' expected the rotary frequencies of its config, "
+                f"{', '.join(f'{f:.4g}' for f in expected[:3].tolist())} …, found other numbers"
+            )
 
 
 def _open_files(path: str | Path) -> Checkpoint:

@@ -23,9 +23,10 @@ from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
 from transformer_nfn.spaces.actions.permutation import match_rows
 
 OUTPUT_SETTINGS = {
-    "mlm": "head", "pooler": "extra.pooler", "pooling": "head", "classifier": "classifier"
+    "mlm": "head", "pooler": "extra.pooler", "pooling": "head", "classifier": "classifier",
+    "padding": "head", "end_token": None, "start_token": None,
 }  # fmt: skip
-"""Settings of a description that an output head depends on, and that head."""
+"""Settings of a description that an output head depends on, and that head; None for any output."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,12 @@ def compare_outputs(A: Model, B: Model) -> Outputs:
     unlike = []
     for setting, head in OUTPUT_SETTINGS.items():
         x, y = (getattr(model.description, setting) for model in (A, B))
-        if x == y or head not in a or head not in b:
+        if x == y or (None in (x, y) if head is None else head not in a or head not in b):
             continue
         if setting == "mlm" and None in (x, y):
-            single.append(head)  # read from the stream by one, from a transform of it by the other
+            single.append("head")  # one reads the stream, the other a transform of it
         else:
-            unlike.append(f"{head}: {setting} is {x} in one, {y} in the other")
+            unlike.append(f"{head or 'output'}: {setting} is {x} in one, {y} in the other")
     common = frozenset(a.keys() & b.keys()) - resized.keys() - set(single)
     outputs = ("head", "classifier", "extra.decoder")
     logits = any(name in outputs or name.startswith(KEPT) for name in common)

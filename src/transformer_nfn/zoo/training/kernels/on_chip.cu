@@ -229,15 +229,24 @@ DEV void keep_tile(u32* matrix, const Fragment& x, int first, int i, int lane) {
     }
 }
 
-// 16 rows and columns to blocks in shared memory; a block row past the end goes to `trash`.
+// 16 rows and columns to blocks in shared memory. A block row past the end goes to `trash`, or
+// nowhere if the compiler knows the tile.
 DEV void put(u32 matrix, int column, int tile, const u32 (&x)[4], const Lanes& l, u32 trash) {
     u32 at = matrix + (column * ROWS + 2 * tile) * BLOCK + l.rows_first;
     if (ODD && tile == TILES - 1 && (l.lane / 8) % 2) at = trash + l.in_block;
     store_matrices(at, x);
 }
-DEV void put(u32 matrix, int tile, const Fragment& x, const Lanes& l, u32 trash) {
-    put(matrix, 0, tile, x[0], l, trash);
-    put(matrix, 2, tile, x[1], l, trash);
+DEV void put(u32 matrix, int column, int tile, const u32 (&x)[4], const Lanes& l) {
+    const u32 at = matrix + (column * ROWS + 2 * tile) * BLOCK;
+    if (rows_in(tile) == 2)
+        store_matrices(at + l.rows_first, x);
+    else if (rows_in(tile) == 1)
+        store_two_matrices(at + l.columns_first, x[0], x[2]);
+}
+template <typename... Trash>
+DEV void put(u32 matrix, int tile, const Fragment& x, const Lanes& l, Trash... trash) {
+    put(matrix, 0, tile, x[0], l, trash...);
+    put(matrix, 2, tile, x[1], l, trash...);
 }
 DEV void get(Fragment& x, u32 matrix, int tile, const Lanes& l) {
     load_matrices(x[0], matrix + 2 * tile * BLOCK + l.rows_first);
@@ -302,9 +311,9 @@ DEV void load_columns(float (&c)[4], u32 at, int column) {
 
 // q, k and v of row tiles from `first` on, to three matrices that follow each other from `to` on;
 // `rows` is of the last one.
-template <int COUNT>
+template <int COUNT, typename... Trash>
 DEV void project_qkv(const Fragment (&z)[COUNT], u32 w, u32 to, int first, int rows, const Lanes& l,
-                     u32 trash) {
+                     Trash... trash) {
 #pragma unroll
     for (int n = 0; n < 3 * D / 16; ++n) {
         float c[2][COUNT][4];  // [8 columns][tile]
@@ -316,7 +325,7 @@ DEV void project_qkv(const Fragment (&z)[COUNT], u32 w, u32 to, int first, int r
         for (int i = 0; i < COUNT; ++i) {
             u32 out[4];
             to_operand(out, c[0][i], c[1][i], i == COUNT - 1 ? rows : 2);
-            if (exists(first + i)) put(to, 2 * n, first + i, out, l, trash);
+            if (exists(first + i)) put(to, 2 * n, first + i, out, l, trash...);
         }
     }
 }
@@ -328,37 +337,49 @@ DEV u32 hash_word(u32 position, u32 key0, u32 key1) {
     return x ^ (x >> 16);
 }
 
-// Where the number of the image of sample `n` of the batch is; that image's first pixel, randomly
-// cropped; and a prefetch of the image, up to 4 KB.
+// Where the number of the image of sample `n` of the batch is.
 DEV const int* number_of(const Step& s, int m, int step, int n) {
     return s.order + (i64)m * s.samples + (i64)step * s.batch + n;
 }
-DEV const u8* image_of(const Step& s, int m, int step, int n, int number) {
-    const int* key = s.crop + ((i64)m * s.max_steps + step) * 2;
-    u32 word = hash_word(n, key[0], key[1]);
+DEV const u8* image_of(const Step& s, int number) {
+    return s.images + (i64)number * s.wide * s.wide;
+}
+// Copy an image to shared memory while other work goes on, in vectors of 16 bytes; its first byte
+// is that many after `to`.
+DEV u32 copy_image(u32 to, const Step& s, int number, int lane) {
+    const u8* image = image_of(s, number);
+    const int before = (i64)image % 16;
+#pragma unroll 1
+    for (int i = lane * 16; i < before + s.wide * s.wide; i += 32 * 16)
+        copy_vector(to + i, image - before + i);
+    return before;
+}
+// Prefetch an image of up to 4 KB.
+DEV void prefetch_image(const Step& s, int number, int lane) {
+    if (lane * 128 < s.wide * s.wide) prefetch(image_of(s, number) + lane * 128);
+}
+// Random crop of sample `n` by the two numbers at `crop_key`, as the number of its first pixel.
+DEV const int* crop_key(const Step& s, int m, int step) {
+    return s.crop + ((i64)m * s.max_steps + step) * 2;
+}
+DEV u32 crop_of(const Step& s, int n, u32 key0, u32 key1) {
+    u32 word = hash_word(n, key0, key1);
     u32 shifts = 2 * PADDING + 1;
     u32 down = ((word & 0xFFFF) * shifts) >> 16, right = ((word >> 16) * shifts) >> 16;
-    return s.images + (i64)number * s.wide * s.wide + down * s.wide + right;
-}
-DEV void prefetch_image(const Step& s, int number, int lane) {
-    if (lane * 128 < s.wide * s.wide)
-        prefetch(s.images + (i64)number * s.wide * s.wide + lane * 128);
+    return down * s.wide + right;
 }
 
-// Where a lane's four pixels of a patch are, from the first one on.
-struct Pixels {
-    int at[4];
-    DEV Pixels(const Step& s, const Lanes& l) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            int pixel = 2 * l.pair + i / 2 * 8 + i % 2;
-            at[i] = pixel < PATCH ? s.table[pixel] : 0;
-        }
-    }
-};
-// 16 patches as an operand; white is 1, black −1. The second block of rows only if `rows` is 2.
-DEV void patches(u32 (&out)[4], const Step& s, const u8* image, const Pixels& pixels, int tile,
-                 int rows, const Lanes& l) {
+// In shared memory: where the pixels of a patch are from its first one on, and the patches.
+constexpr int TABLE = (16 + TOKENS + 3) / 4 * 16;
+DEV void store_table(u32 to, const Step& s, int i) {
+    if (i < 16 + TOKENS)
+        store_word(to + i * 4, i < PATCH ? s.table[i] : i < 16 ? 0 : s.table[(i - 16) * PATCH]);
+}
+// 16 patches as an operand, of an image in device or shared memory; white is 1, black −1. The second
+// block of rows only if `rows` is 2.
+template <typename Image>
+DEV void patches(u32 (&out)[4], const Step& s, Image image, u32 table, int tile, int rows,
+                 const Lanes& l) {
     float factor = 2.0f / s.white;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -367,12 +388,13 @@ DEV void patches(u32 (&out)[4], const Step& s, const u8* image, const Pixels& pi
             continue;
         }
         int row = 16 * tile + l.row + 8 * r;
-        const u8* patch = image + s.table[(row < TOKENS ? row : TOKENS - 1) * PATCH];
+        const Image patch = image + load_word(table + (16 + (row < TOKENS ? row : TOKENS - 1)) * 4);
         float value[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const bool there = 2 * l.pair + i / 2 * 8 + i % 2 < PATCH;
-            value[i] = there ? patch[pixels.at[i]] * factor - 1.0f : 0.0f;
+            const u32 pixel = load_word(table + (2 * l.pair + i / 2 * 8 + i % 2) * 4);
+            value[i] = there ? load_byte(patch + pixel) * factor - 1.0f : 0.0f;
         }
         out[r] = pack(value[0], value[1]);
         out[2 + r] = pack(value[2], value[3]);
@@ -403,8 +425,9 @@ DEV void keep_rows(float* to, const float (&x)[2], int tile, const Lanes& l) {
 
 constexpr int F_EMBEDDING = BLOCKS * S_BLOCK, F_BIAS = F_EMBEDDING + 16 * D * 2;
 constexpr int F_BLOCK_BIAS = (F + D) * 4;  // b_A, b_B as float32
-constexpr int F_QKV = F_BIAS + BLOCKS * F_BLOCK_BIAS + D * 4;
-constexpr int F_SAMPLE = 12 * ROWS * BLOCK + BLOCK;
+constexpr int F_TABLE = F_BIAS + BLOCKS * F_BLOCK_BIAS + D * 4, F_QKV = F_TABLE + TABLE;
+static_assert(CHUNK <= 32 * WARPS, "a lane has one image of the warp");
+constexpr int F_SAMPLE = 12 * ROWS * BLOCK, F_IMAGE = 4 * ROWS * BLOCK;  // instead of keys
 constexpr int FORWARD_SHARED = F_QKV + WARPS * F_SAMPLE;
 static_assert(FORWARD_SHARED <= 230400, "shared memory");
 
@@ -569,30 +592,38 @@ DEV void forward_samples(const Step& s) {
     const u32 embedding_bias = base + F_BIAS + BLOCKS * F_BLOCK_BIAS;
     for (int i = thread(); i < D; i += THREADS)
         store_float(embedding_bias + i * 4, w[EMBEDDING_BIAS + i]);
-    sync_block();
+    store_table(base + F_TABLE, s, thread());
 
     const int warp = warp_number();
     const Lanes l((u32)thread() % 32);
-    const u32 qkv = base + F_QKV + warp * F_SAMPLE, trash = qkv + 12 * ROWS * BLOCK;
+    const u32 qkv = base + F_QKV + warp * F_SAMPLE;
     const float scale = s.scale[m];
     const int end = (chunk + 1) * CHUNK < s.batch ? (chunk + 1) * CHUNK : s.batch;
+    // Of the warp's samples, one per lane: the number of the image and its crop.
+    const int begin = chunk * CHUNK + warp, mine = begin + WARPS * l.lane;
+    const u32 number = mine < end ? *number_of(s, m, step, mine) : 0;
+    const int* key = crop_key(s, m, step);
+    const u32 crop = crop_of(s, mine, key[0], key[1]);
+    u32 image = 0;
+    if (begin < end) image = copy_image(qkv + F_IMAGE, s, shuffle_from(number, 0), l.lane);
+    sync_block();
 #pragma unroll 1
-    for (int n = chunk * CHUNK + warp; n < end; n += WARPS) {
+    for (int n = begin; n < end; n += WARPS) {
         const i64 sample = (i64)m * s.batch + n;
         u32* kept = s.kept + sample * KEPT * MATRIX;
         float* stats = s.stats + sample * STATS * STAT_ROWS;
-        const u8* image = image_of(s, m, step, n, *number_of(s, m, step, n));
-        const int next_image = *number_of(s, m, step, n + WARPS < end ? n + WARPS : n);
-        const Pixels pixels(s, l);
+        image += qkv + F_IMAGE + shuffle_from(crop, (n - begin) / WARPS);
         const int* masks = masks_of(s, m, n, l.lane);
         float factor[2];
+        wait_copies();
+        sync_warp();
 #pragma unroll
         for (int first = 0; first < TILES; first += 2) {
             u32 x[2][4], b[4], words[2][2], mask = rows_masks(s, masks, 0, first, l.lane);
             Tile c[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                patches(x[i], s, image, pixels, first + i, rows_in(first + i), l);
+                patches(x[i], s, image, base + F_TABLE, first + i, rows_in(first + i), l);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 float bias[2];
@@ -629,10 +660,9 @@ DEV void forward_samples(const Step& s) {
                 to_operand(z, c[i], rows);
                 keep_tile(kept, z, first, i, l.lane);
                 keep_rows(stats + HEADS * STAT_ROWS, factor, first + i, l);
-                if (exists(first + i)) put(qkv, first + i, z, l, trash);
+                put(qkv, first + i, z, l);
             }
         }
-        prefetch_image(s, next_image, l.lane);
         float mean[4][2] = {};
 #pragma unroll 1
         for (int block = 0; block < BLOCKS; ++block) {
@@ -646,10 +676,10 @@ DEV void forward_samples(const Step& s) {
 #pragma unroll
                 for (int i = 0; i < TILES; ++i) get(z[i], qkv, i, l);
                 sync_warp();
-                project_qkv(z, weights + S_QKV, qkv, 0, rows_in(TILES - 1), l, trash);
+                project_qkv(z, weights + S_QKV, qkv, 0, rows_in(TILES - 1), l);
             }
             sync_warp();
-#pragma unroll (TILES + 1) / 2
+#pragma unroll
             for (int first = 0; first < TILES; first += 2) {
                 Fragment x[2];
                 Tile c[2];
@@ -660,6 +690,10 @@ DEV void forward_samples(const Step& s) {
 #pragma unroll
                 for (int head = 0; head < HEADS; ++head)
                     attend(x, stat + head * STAT_ROWS, qkv, head, first, l);
+                if (last && first + 2 >= TILES && n + WARPS < end) {
+                    const u32 next = shuffle_from(number, (n - begin) / WARPS + 1);
+                    image = copy_image(qkv + F_IMAGE, s, next, l.lane);
+                }
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
                     keep_tile(kept + (3 * block + 1) * MATRIX, x[i], first, i, l.lane);
@@ -699,8 +733,8 @@ DEV void forward_samples(const Step& s) {
                         for (int k = 0; k < 4; ++k)
 #pragma unroll
                             for (int e = 0; e < 2 * rows; ++e) mean[k][e % 2] += c[i][k][e];
-                    } else if (exists(first + i)) {
-                        put(qkv, first + i, x[i], l, trash);
+                    } else {
+                        put(qkv, first + i, x[i], l);
                     }
                 }
             }
@@ -737,8 +771,9 @@ constexpr int SAMPLE_STATS = COLUMNS * COLUMN;
 enum { LAST_FACTOR, LAST_MASK, Y_FACTOR, Y_MASK, Z_FACTOR, Z_MASK, ROW_NUMBERS };
 constexpr int SAMPLE_ROWS = SAMPLE_STATS + HEADS * PADDED * 8;
 constexpr int SAMPLE_IMAGE = SAMPLE_ROWS + ROW_NUMBERS * PADDED * 4;  // its number, for each warp
-constexpr int SAMPLE_BYTES = SAMPLE_IMAGE + 16;
-constexpr int B_BIAS = S_BLOCK, TRASH = B_BIAS + F * 4, B_SUMS = TRASH + BLOCK;
+constexpr int SAMPLE_KEY = SAMPLE_IMAGE + 8, SAMPLE_BYTES = SAMPLE_KEY + 8;
+constexpr int B_BIAS = S_BLOCK, B_TABLE = B_BIAS + F * 4, TRASH = B_TABLE + TABLE;
+constexpr int B_SUMS = TRASH + BLOCK;
 constexpr int PART = 32 * 32 * 4;  // bytes of a part of a gradient
 constexpr int B_SAMPLES = B_SUMS + 4 * GROUPS * PART;
 constexpr int BACKWARD_SHARED = B_SAMPLES + SAMPLES * SAMPLE_BYTES;
@@ -973,6 +1008,7 @@ DEV void backward_samples(const Step& s) {
     const float* w = s.weights + (i64)m * WEIGHTS + FIRST_BLOCK + block * BLOCK_WEIGHTS;
     load_block<BACKWARD_THREADS>(base, w);
     for (int i = thread(); i < F; i += BACKWARD_THREADS) store_float(base + B_BIAS + i * 4, w[B_A + i]);
+    if (FIRST) store_table(base + B_TABLE, s, thread());
 
     const u32 warp = warp_number(), group = warp / 4, half = warp % 2, first = 2 * half;
     const Lanes l((u32)thread() % 32);
@@ -998,8 +1034,10 @@ DEV void backward_samples(const Step& s) {
         const int next = chunk * CHUNK + 2 * group + warp / 2 % 2;
         const int known = next < end ? next : end - 1;
         copy_rows<LAST>(mine, s, m, known, block, row, next < end);
-        if (FIRST && l.lane == 0)
+        if (FIRST && l.lane == 0) {
             copy_word(mine + SAMPLE_IMAGE + half * 4, number_of(s, m, step, known), true);
+            copy_word(mine + SAMPLE_KEY + half * 4, crop_key(s, m, step) + half, true);
+        }
     }
     wait_copies();
     sync_block();
@@ -1218,10 +1256,12 @@ DEV void backward_samples(const Step& s) {
         sync_some(1 + group, 128);
         u32 patch[2][4];
         if (FIRST) {
-            const u8* image = image_of(s, m, step, n, load_word(mine + SAMPLE_IMAGE + half * 4));
-            const Pixels pixels(s, l);
+            const u8* image =
+                image_of(s, load_word(mine + SAMPLE_IMAGE + half * 4)) +
+                crop_of(s, n, load_word(mine + SAMPLE_KEY), load_word(mine + SAMPLE_KEY + 4));
 #pragma unroll
-            for (int i = 0; i < 2; ++i) patches(patch[i], s, image, pixels, first + i, 2, l);
+            for (int i = 0; i < 2; ++i)
+                patches(patch[i], s, image, base + B_TABLE, first + i, 2, l);
         }
         {
             const int next = begin + SAMPLES + warp / 2 % 2, known = next < end ? next : end - 1;

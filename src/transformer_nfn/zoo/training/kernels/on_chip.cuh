@@ -130,6 +130,12 @@ DEV void store_transposed(u32 at, const u32 (&r)[4]) {
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
 }
+// Two matrices; lanes 0 to 15 hold the addresses.
+DEV void store_two_matrices(u32 at, u32 a, u32 b) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1,%2};" ::"r"(at), "r"(a),
+                 "r"(b)
+                 : "memory");
+}
 DEV u32 transposed(u32 x) {
     u32 out;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(x));
@@ -146,6 +152,12 @@ DEV float load_float(u32 at) {
 DEV u32 load_word(u32 at) {
     u32 x;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+    return x;
+}
+DEV u32 load_byte(const u8* at) { return *at; }
+DEV u32 load_byte(u32 at) {
+    u32 x;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
     return x;
 }
 DEV void load_two(float (&x)[2], u32 at) {
@@ -179,11 +191,14 @@ DEV void store_words(u32* at, const u32 (&x)[4]) {
                  "r"(x[2]), "r"(x[3])
                  : "memory");
 }
-// A word from device to shared memory, there after `wait_copies`; 0 if not `there`.
+// A word or 16 bytes from device to shared memory, there after `wait_copies`; 0 if not `there`.
 DEV void copy_word(u32 to, const void* from, bool there) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                  "r"(there ? 4 : 0)
                  : "memory");
+}
+DEV void copy_vector(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 DEV void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 DEV void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
