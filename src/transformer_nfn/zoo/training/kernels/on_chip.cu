@@ -208,20 +208,24 @@ DEV void layer_norm_backward(Tile& dy, const Fragment& normed, const float (&fac
 
 // Row tile `first` + `i` from or to a matrix in device memory, where the four registers of a lane
 // follow each other; so do those of an odd last block of rows. A tile past the end is the first.
+DEV bool is_half(int first, int i) {
+    return ODD && i == (TILES - 1) % 2 && first + i == TILES - 1;
+}
 DEV void load_tile(Fragment& x, const u32* matrix, int first, int i, int lane) {
-    const int tile = exists(first + i) ? first + i : 0;
-    const bool half = ODD && i == (TILES - 1) % 2 && tile == TILES - 1;
-    const u32* at = matrix + tile * 256 + lane * 4;
+    const u32* at = matrix + (exists(first + i) ? first + i : 0) * 256 + lane * 4;
     load_words(x[0], at);
-    load_words(x[1], at + (half ? 0 : 128));
-    x[1][0] = half ? x[0][2] : x[1][0];
+    load_words(x[1], at + (is_half(first, i) ? 0 : 128));
+}
+// To be called before the tile is used, and not sooner, because it waits for the loads.
+DEV void place_half(Fragment& x, int first, int i) {
+    const bool half = is_half(first, i);
+    x[1][0] = half ? x[0][1] : x[1][0];
     x[1][2] = half ? x[0][3] : x[1][2];
-    x[0][2] = half ? x[0][1] : x[0][2];
 }
 DEV void keep_tile(u32* matrix, const Fragment& x, int first, int i, int lane) {
     u32* at = matrix + (first + i) * 256 + lane * 4;
-    if (ODD && i == (TILES - 1) % 2 && first + i == TILES - 1) {
-        const u32 half[4] = {x[0][0], x[0][2], x[1][0], x[1][2]};
+    if (is_half(first, i)) {
+        const u32 half[4] = {x[0][0], x[1][0], x[0][2], x[1][2]};
         store_words(at, half);
     } else if (exists(first + i)) {
         store_words(at, x[0]);
@@ -998,6 +1002,21 @@ DEV void copy_rows(u32 to, const Step& s, int m, int n, int block, int row, bool
         copy_word(query_stat(to, head, row), stat + head * STAT_ROWS, true);
 }
 
+// What backward begins a sample with, two row tiles each: the input of the MLP; and the block's
+// output with a lane's number of the gradient of the mean token, or the gradient of that output.
+template <bool LAST>
+DEV void load_inputs(Fragment (&x)[2], Fragment (&z)[2], u32& dpooled, const Step& s, i64 sample,
+                     int block, int first, int lane) {
+    const u32* kept = s.kept + (sample * KEPT + 3 * block) * MATRIX;
+    if (LAST) dpooled = ((const u32*)s.dpooled)[sample * D + lane];
+    if (!exists(first)) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        load_tile(x[i], kept + 2 * MATRIX, first, i, lane);
+        load_tile(z[i], LAST ? kept + 3 * MATRIX : s.between + sample * MATRIX, first, i, lane);
+    }
+}
+
 template <bool FIRST, bool LAST>
 DEV void backward_samples(const Step& s) {
     const u32 base = shared_base();
@@ -1030,6 +1049,8 @@ DEV void backward_samples(const Step& s) {
     }
     // A warp copies the numbers of the rows that it has.
     const int row = half * 32 + l.lane;
+    Fragment x[2], dx[2], z[2];
+    u32 dpooled = 0;
     {
         const int next = chunk * CHUNK + 2 * group + warp / 2 % 2;
         const int known = next < end ? next : end - 1;
@@ -1038,6 +1059,7 @@ DEV void backward_samples(const Step& s) {
             copy_word(mine + SAMPLE_IMAGE + half * 4, number_of(s, m, step, known), true);
             copy_word(mine + SAMPLE_KEY + half * 4, crop_key(s, m, step) + half, true);
         }
+        load_inputs<LAST>(x, z, dpooled, s, (i64)m * s.batch + known, block, first, l.lane);
     }
     wait_copies();
     sync_block();
@@ -1060,43 +1082,37 @@ DEV void backward_samples(const Step& s) {
                 prefetch(s.between + (sample + SAMPLES) * MATRIX + line * 32);
         }
         if (FIRST) prefetch_image(s, load_word(mine + SAMPLE_IMAGE + half * 4), l.lane);
-        // Of two row tiles; what comes from device memory is loaded before it is needed.
+        // Of two row tiles.
         u32 words[2][2];
         float factor[2][2];
-        Fragment x[2], dx[2], z[2];
         Tile c[2];
 
-        float dpooled[4][2];
+        float pooled[4][2];
         if (LAST) {
 #pragma unroll
-            for (int k = 0; k < 4; ++k)
-                load_floats(dpooled[k], s.dpooled + sample * D + 8 * k + 2 * l.pair);
+            for (int k = 0; k < 8; ++k)
+                pooled[k / 2][k % 2] =
+                    as_float(shuffle_from(dpooled, 8 * (k / 2) + 2 * l.pair + k % 2));
         }
-
         // The MLP, 16 neurons at a time: x is its input, dx the gradient of its output.
         if (exists(first)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                load_tile(x[i], kept + 2 * MATRIX, first, i, l.lane);
-                if (LAST) load_tile(z[i], kept + 3 * MATRIX, first, i, l.lane);
-            }
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
                 int tile = first + i;
+                place_half(x[i], first, i), place_half(z[i], first, i);
                 if (LAST) {
 #pragma unroll
                     for (int k = 0; k < 4; ++k)
 #pragma unroll
-                        for (int e = 0; e < 4; ++e) c[i][k][e] = dpooled[k][e % 2];
+                        for (int e = 0; e < 4; ++e) c[i][k][e] = pooled[k][e % 2];
                     rows_of(factor[i], mine, LAST_FACTOR, tile, l);
                     rows_of(words[i], mine, LAST_MASK, tile, l);
                     layer_norm_backward(c[i], z[i], factor[i]);
                     to_operand(dx[i], c[i]);
                     drop(dx[i], words[i], l.pair);
                 } else {
-                    load_tile(dx[i], s.between + sample * MATRIX, first, i, l.lane);
 #pragma unroll
-                    for (int k = 0; k < 8; ++k) dx[i][k / 4][k % 4] = there ? dx[i][k / 4][k % 4] : 0u;
+                    for (int k = 0; k < 8; ++k) dx[i][k / 4][k % 4] = there ? z[i][k / 4][k % 4] : 0u;
                 }
                 if (exists(tile)) {
                     put(mine + C_Y * COLUMN, tile, x[i], l, trash);
@@ -1169,6 +1185,7 @@ DEV void backward_samples(const Step& s) {
         if (exists(first)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
+                place_half(x[i], first, i), place_half(z[i], first, i);
                 if (exists(first + i)) {
                     put(mine + C_A * COLUMN, first + i, x[i], l, trash);
                     put(mine + C_DY * COLUMN, first + i, dx[i], l, trash);
@@ -1269,6 +1286,7 @@ DEV void backward_samples(const Step& s) {
             copy_rows<LAST>(mine, s, m, known, block, row, next < end);
             if (FIRST && l.lane == 0)
                 copy_word(mine + SAMPLE_IMAGE + half * 4, number_of(s, m, step, known), true);
+            load_inputs<LAST>(x, z, dpooled, s, (i64)m * s.batch + known, block, first, l.lane);
         }
         {
             Part sum;
