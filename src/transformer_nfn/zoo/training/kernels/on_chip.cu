@@ -292,17 +292,23 @@ DEV void load_block(u32 to, const float* from) {
     qkv.store(to + S_QKV), o.store(to + S_O), a.store(to + S_A), b.store(to + S_B);
 }
 
-// c = x·W + c0 for 8 outputs: `w` are their blocks, D inputs high.
+// c = x·W + c0 for 8 outputs: `w` are their blocks, D inputs high, and `b` these loaded.
 template <int COUNT>
-DEV void project(float (&c)[COUNT][4], const Fragment (&x)[COUNT], u32 w, const float (&c0)[4],
-                 const Lanes& l) {
-    u32 b[4];
-    load_transposed(b, w + l.contiguous);
+DEV void project(float (&c)[COUNT][4], const Fragment (&x)[COUNT], const u32 (&b)[4],
+                 const float (&c0)[4]) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         mma(c[i], x[i][0], b[0], b[1], c0);
         add_product(c[i], x[i][1], b[2], b[3]);
     }
+}
+
+template <int COUNT>
+DEV void project(float (&c)[COUNT][4], const Fragment (&x)[COUNT], u32 w, const float (&c0)[4],
+                 const Lanes& l) {
+    u32 b[4];
+    load_transposed(b, w + l.contiguous);
+    project(c, x, b, c0);
 }
 
 // Numbers of a lane's two columns, equal in all rows, as start values of accumulators.
@@ -318,13 +324,22 @@ DEV void load_columns(float (&c)[4], u32 at, int column) {
 template <int COUNT, typename... Trash>
 DEV void project_qkv(const Fragment (&z)[COUNT], u32 w, u32 to, int first, int rows, const Lanes& l,
                      Trash... trash) {
+    // Weights are loaded before the stores that precede their use, which would hold them up.
+    constexpr int COLUMNS_HIGH = D / 8 * BLOCK;
+    u32 b[2][2][4];
+    load_transposed(b[0][0], w + l.contiguous);
+    load_transposed(b[0][1], w + COLUMNS_HIGH + l.contiguous);
 #pragma unroll
     for (int n = 0; n < 3 * D / 16; ++n) {
         float c[2][COUNT][4];  // [8 columns][tile]
         const float zero[4] = {0, 0, 0, 0};
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-            project(c[half], z, w + (2 * n + half) * (D / 8) * BLOCK, zero, l);
+        for (int half = 0; half < 2; ++half) {
+            project(c[half], z, b[n % 2][half], zero);
+            if (n + 1 < 3 * D / 16)
+                load_transposed(b[(n + 1) % 2][half],
+                                w + (2 * n + 2 + half) * COLUMNS_HIGH + l.contiguous);
+        }
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             u32 out[4];
