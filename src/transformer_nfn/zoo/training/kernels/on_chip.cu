@@ -283,14 +283,19 @@ struct Weights {
     }
 };
 template <int BY>
-DEV void load_block(u32 to, const float* from) {
+struct BlockWeights {
     Weights<D, 3 * D, BY, D> qkv;
     Weights<D, D, BY> o;
     Weights<D, F, BY> a;
     Weights<F, D, BY> b;
-    qkv.load(from + W_QKV), o.load(from + W_O), a.load(from + W_A), b.load(from + W_B);
-    qkv.store(to + S_QKV), o.store(to + S_O), a.store(to + S_A), b.store(to + S_B);
-}
+
+    DEV void load(const float* from) {
+        qkv.load(from + W_QKV), o.load(from + W_O), a.load(from + W_A), b.load(from + W_B);
+    }
+    DEV void store(u32 to) const {
+        qkv.store(to + S_QKV), o.store(to + S_O), a.store(to + S_A), b.store(to + S_B);
+    }
+};
 
 // c = x·W + c0 for 8 outputs: `w` are their blocks, D inputs high, and `b` these loaded.
 template <int COUNT>
@@ -390,9 +395,10 @@ DEV u32 crop_of(const Step& s, int n, u32 key0, u32 key1) {
 
 // In shared memory: where the pixels of a patch are from its first one on, and the patches.
 constexpr int TABLE = (16 + TOKENS + 3) / 4 * 16;
-DEV void store_table(u32 to, const Step& s, int i) {
+DEV void copy_table(u32 to, const Step& s, int i) {
     if (i < 16 + TOKENS)
-        store_word(to + i * 4, i < PATCH ? s.table[i] : i < 16 ? 0 : s.table[(i - 16) * PATCH]);
+        copy_word(to + i * 4, s.table + (i < PATCH ? i : i < 16 ? 0 : (i - 16) * PATCH),
+                  i < PATCH || i >= 16);
 }
 // 16 patches as an operand, of an image in device or shared memory; white is 1, black −1. The second
 // block of rows only if `rows` is 2.
@@ -444,11 +450,37 @@ DEV void keep_rows(float* to, const float (&x)[2], int tile, const Lanes& l) {
 
 constexpr int F_EMBEDDING = BLOCKS * S_BLOCK, F_BIAS = F_EMBEDDING + 16 * D * 2;
 constexpr int F_BLOCK_BIAS = (F + D) * 4;  // b_A, b_B as float32
-constexpr int F_TABLE = F_BIAS + BLOCKS * F_BLOCK_BIAS + D * 4, F_QKV = F_TABLE + TABLE;
+constexpr int F_POSITIONS = (F_BIAS + BLOCKS * F_BLOCK_BIAS + 127) / 128 * 128;
+constexpr int F_TABLE = F_POSITIONS + TOKENS * D * 4, F_QKV = (F_TABLE + TABLE + 127) / 128 * 128;
 static_assert(CHUNK <= 32 * WARPS, "a lane has one image of the warp");
 constexpr int F_SAMPLE = 12 * ROWS * BLOCK, F_IMAGE = 4 * ROWS * BLOCK;  // instead of keys
 constexpr int FORWARD_SHARED = F_QKV + WARPS * F_SAMPLE;
 static_assert(FORWARD_SHARED <= 230400, "shared memory");
+
+// Positions with the embedding's bias, the start values of a token. A row's blocks of 8 columns are
+// exchanged such that lanes of four rows read different banks.
+DEV u32 position_at(int row, int column) {
+    return row * (D * 4) + ((column / 8 ^ row % 4) * 8 + column % 8) * 4;
+}
+struct Positions {
+    static constexpr int EACH = (TOKENS * D + THREADS - 1) / THREADS;
+    float sums[EACH];
+
+    DEV void load(const float* positions, const float* bias) {
+#pragma unroll
+        for (int n = 0; n < EACH; ++n) {
+            int i = thread() + n * THREADS;
+            sums[n] = i < TOKENS * D ? positions[i] + bias[i % D] : 0.0f;
+        }
+    }
+    DEV void store(u32 to) const {
+#pragma unroll
+        for (int n = 0; n < EACH; ++n) {
+            int i = thread() + n * THREADS;
+            if (i < TOKENS * D) store_float(to + position_at(i / D, i % D), sums[n]);
+        }
+    }
+};
 
 // Scores of two row tiles minus the maximum of their row over the keys there are.
 DEV void subtract_top(float (&score)[2][ROWS + 1][4], float (&top)[2][2], int pair) {
@@ -597,21 +629,26 @@ DEV void forward_samples(const Step& s) {
     const int step = *s.step;
     if (step >= s.steps[m]) return;
     const float* w = s.weights + (i64)m * WEIGHTS;
-#pragma unroll 1
+    // All loads before the first store, which would wait for those before it.
+    BlockWeights<THREADS> blocks[BLOCKS];
+    Weights<PATCH, D, THREADS> embedding;
+    Positions positions;
+#pragma unroll
     for (int b = 0; b < BLOCKS; ++b) {
         const float* from = w + FIRST_BLOCK + b * BLOCK_WEIGHTS;
-        load_block<THREADS>(base + b * S_BLOCK, from);
-        u32 bias = base + F_BIAS + b * F_BLOCK_BIAS;
-        for (int i = thread(); i < F + D; i += THREADS)
-            store_float(bias + i * 4, i < F ? from[B_A + i] : from[B_B + i - F]);
+        const int i = thread();
+        if (i < F + D)
+            copy_word(base + F_BIAS + b * F_BLOCK_BIAS + i * 4, from + (i < F ? B_A + i : B_B + i - F),
+                      true);
+        blocks[b].load(from);
     }
-    Weights<PATCH, D, THREADS> embedding;
+    copy_table(base + F_TABLE, s, thread());
     embedding.load(w);
+    positions.load(s.positions, w + EMBEDDING_BIAS);
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) blocks[b].store(base + b * S_BLOCK);
     embedding.store(base + F_EMBEDDING);
-    const u32 embedding_bias = base + F_BIAS + BLOCKS * F_BLOCK_BIAS;
-    for (int i = thread(); i < D; i += THREADS)
-        store_float(embedding_bias + i * 4, w[EMBEDDING_BIAS + i]);
-    store_table(base + F_TABLE, s, thread());
+    positions.store(base + F_POSITIONS);
 
     const int warp = warp_number();
     const Lanes l((u32)thread() % 32);
@@ -625,6 +662,7 @@ DEV void forward_samples(const Step& s) {
     const u32 crop = crop_of(s, mine, key[0], key[1]);
     u32 image = 0;
     if (begin < end) image = copy_image(qkv + F_IMAGE, s, shuffle_from(number, 0), l.lane);
+    wait_copies();
     sync_block();
 #pragma unroll 1
     for (int n = begin; n < end; n += WARPS) {
@@ -644,22 +682,20 @@ DEV void forward_samples(const Step& s) {
             for (int i = 0; i < 2; ++i)
                 patches(x[i], s, image, base + F_TABLE, first + i, rows_in(first + i), l);
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                float bias[2];
-                load_two(bias, embedding_bias + (8 * k + 2 * l.pair) * 4);
+            for (int k = 0; k < 4; ++k)
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
-                        int row = 16 * (first + i) + l.row + 8 * r;
-                        row = row < TOKENS ? row : TOKENS - 1;
-                        float position[2] = {0, 0};
+                        const int block_row = 16 * (first + i) + 8 * r;
+                        int row = block_row + l.row;
+                        if (block_row + 8 > TOKENS) row = row < TOKENS ? row : TOKENS - 1;
+                        float start[2] = {0, 0};
                         if (r < rows_in(first + i))
-                            load_floats(position, s.positions + row * D + 8 * k + 2 * l.pair);
-                        c[i][k][2 * r] = position[0] + bias[0];
-                        c[i][k][2 * r + 1] = position[1] + bias[1];
+                            load_two(start, base + F_POSITIONS + position_at(row, 8 * k + 2 * l.pair));
+                        c[i][k][2 * r] = start[0];
+                        c[i][k][2 * r + 1] = start[1];
                     }
-            }
 #pragma unroll
             for (int k = 0; k < 4; k += 2) {
                 load_transposed(b, base + F_EMBEDDING + k * 2 * BLOCK + l.contiguous);
@@ -1040,9 +1076,11 @@ DEV void backward_samples(const Step& s) {
     if (step >= s.steps[m]) return;
     const int block = FIRST ? 0 : LAST ? BLOCKS - 1 : s.block;
     const float* w = s.weights + (i64)m * WEIGHTS + FIRST_BLOCK + block * BLOCK_WEIGHTS;
-    load_block<BACKWARD_THREADS>(base, w);
+    BlockWeights<BACKWARD_THREADS> weights;
+    weights.load(w);
+    weights.store(base);
     for (int i = thread(); i < F; i += BACKWARD_THREADS) store_float(base + B_BIAS + i * 4, w[B_A + i]);
-    if (FIRST) store_table(base + B_TABLE, s, thread());
+    if (FIRST) copy_table(base + B_TABLE, s, thread());
 
     const u32 warp = warp_number(), group = warp / 4, half = warp % 2, first = 2 * half;
     const Lanes l((u32)thread() % 32);
