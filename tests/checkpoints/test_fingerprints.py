@@ -266,5 +266,5 @@ def test_other_files_and_formats_are_rejected(many, tmp_path):
     later = {**table.schema.metadata, b"format": b"7"}
     pq.write_table(table.replace_schema_metadata(later), path)
     for use in (Database, lambda path: add_to_database(path, many[:1])):
-        with pytest.raises(FingerprintError, match="of format 7, expected 4"):
+        with pytest.raises(FingerprintError, match="of format 7, expected 5"):
             use(path)

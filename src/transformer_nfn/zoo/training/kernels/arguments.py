@@ -15,8 +15,6 @@ from transformer_nfn.zoo.sizes import NetworkSizes
 
 # Samples per program, whose weight gradients are summed on the chip.
 CHUNK = 32
-# Rows that a program processes at a time, by the tile of a token.
-ROW_TILE = {16: 64, 32: 64, 64: 32}
 UPDATE_TILE = 1024
 # Warps per program, pipeline stages and registers per thread; for attention by the tokens of a
 # tile, with the tokens (forward) or keys (backward) processed at a time.
@@ -64,38 +62,54 @@ def _unpipelined(name: str, tiles: dict[int, tuple[int, int]]) -> dict[int, Opti
 
 # Not measured, chosen by what the compiler reports: for tokens of more than 32 numbers or heads
 # that fill more than 32 in their tiles, and for heads of more than 16.
-LARGE_FORWARD = _unpipelined(
+WIDE_LARGE_FORWARD = _unpipelined(
     "QUERIES", {16: (4, 16), 32: (4, 32), 64: (4, 64), 128: (8, 64), 256: (8, 64), 512: (8, 32)}
 )
-LARGE_SPLIT_FORWARD = LARGE_FORWARD | _unpipelined(
+LARGE_SPLIT_FORWARD = WIDE_LARGE_FORWARD | _unpipelined(
     "QUERIES", {64: (8, 32), 128: (8, 32), 256: (8, 32), 512: (8, 16)}
 )
-LARGE_ATTENTION = _unpipelined(
+LARGE_FORWARD = WIDE_LARGE_FORWARD | {
+    64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64},
+}
+WIDE_LARGE_ATTENTION = _unpipelined(
     "KEYS", {16: (1, 16), 32: (2, 32), 64: (4, 64), 128: (8, 64), 256: (8, 16), 512: (8, 16)}
 )
-EMBED: Options = {"num_warps": 4, "num_stages": 3}
+LARGE_ATTENTION = WIDE_LARGE_ATTENTION | {
+    64: {"num_warps": 4, "num_stages": 1, "KEYS": 64},
+}
 
 
 class RowOptions(NamedTuple):
-    """Options of the other kernels for tokens that fill a tile."""
+    """Options of the other kernels, with the rows and neurons that are processed at a time."""
 
+    embed: Options
     rows: Options
+    mlp: Options | None
     projections: Options
     spread: Options
     classify: Options
 
 
 ROWS = RowOptions(
-    rows={"num_warps": 4, "num_stages": 3},
-    projections={"num_warps": 4, "num_stages": 2, "maxnreg": 128},
-    spread={"num_warps": 2, "num_stages": 3},
+    embed={"num_warps": 4, "num_stages": 3, "ROWS": 64},
+    rows={"num_warps": 4, "num_stages": 3, "ROWS": 64, "NEURONS": 64},
+    mlp=None,
+    projections={"num_warps": 4, "num_stages": 2, "ROWS": 64, "maxnreg": 128},
+    spread={"num_warps": 2, "num_stages": 3, "ROWS": 64},
     classify={"num_warps": 2},
 )
 LARGE_ROWS = RowOptions(
-    rows={"num_warps": 8, "num_stages": 2},
-    projections={"num_warps": 8, "num_stages": 2},
-    spread={"num_warps": 4, "num_stages": 3},
+    embed={"num_warps": 4, "num_stages": 2, "ROWS": 64},
+    rows={"num_warps": 4, "num_stages": 2, "ROWS": 64, "NEURONS": 64},
+    mlp={"num_warps": 4, "num_stages": 2, "ROWS": 64, "NEURONS": 64},
+    projections={"num_warps": 4, "num_stages": 2, "ROWS": 64},
+    spread={"num_warps": 4, "num_stages": 3, "ROWS": 32},
     classify={"num_warps": 8},
+)
+WIDE_LARGE_ROWS = LARGE_ROWS._replace(
+    embed={"num_warps": 4, "num_stages": 3, "ROWS": 32},
+    rows={"num_warps": 8, "num_stages": 2, "ROWS": 32, "NEURONS": 64},
+    projections={"num_warps": 8, "num_stages": 2, "ROWS": 32},
 )
 
 
@@ -333,7 +347,6 @@ class Constants(NamedTuple):
             reciprocal deviations of its input, of the MLP's input and, in the last block, of its
             output.
         S: samples per program.
-        R: rows that a program processes at a time, regardless of samples.
         train: whether there is dropout and a backward pass.
         products: precision of float32 products; see `runner.Pass`.
     """
@@ -356,7 +369,6 @@ class Constants(NamedTuple):
     words: int
     stats: int
     S: int
-    R: int
     train: bool
     products: str
 
@@ -375,8 +387,13 @@ def launch_options(constants: Constants, wide: bool) -> Launch:
     if constants.products == "tf32x3":
         forward = SPLIT_FORWARD
     if max(constants.DD, constants.H * constants.JJ) > 32:
-        forward = LARGE_SPLIT_FORWARD if constants.products == "tf32x3" else LARGE_FORWARD
+        forward = WIDE_LARGE_FORWARD if wide else LARGE_FORWARD
+        if constants.products == "tf32x3":
+            forward = LARGE_SPLIT_FORWARD
     attention = WIDE_ATTENTION if wide else ATTENTION
     if constants.JJ > 16:
-        attention = LARGE_ATTENTION
-    return Launch(forward, attention, LARGE_ROWS if constants.DD > 32 else ROWS)
+        attention = WIDE_LARGE_ATTENTION if wide else LARGE_ATTENTION
+    other = ROWS
+    if constants.DD > 32:
+        other = WIDE_LARGE_ROWS if wide else LARGE_ROWS
+    return Launch(forward, attention, other)

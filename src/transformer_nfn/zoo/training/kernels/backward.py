@@ -1,4 +1,4 @@
-"""Backward kernels: three per transformer block, which sum gradients on the chip.
+"""Backward kernels: three per transformer block (four if wide), which sum gradients on the chip.
 
 The MLP with the output projection, and the projections to q, k and v, process rows regardless of
 samples. Between them, attention processes a sample at a time and recomputes its probabilities,
@@ -15,6 +15,7 @@ from transformer_nfn.zoo.training.kernels.shared import (
     batch_now,
     dropped,
     gradient_of,
+    halved,
     inside,
     layer_norm_backward,
     mask_words,
@@ -26,16 +27,47 @@ from transformer_nfn.zoo.training.kernels.shared import (
 
 
 @triton.jit
+def neurons(w_ptr, i, known, DT: tl.constexpr, CONST: tl.constexpr, BLOCK: tl.constexpr):
+    """Weights of neurons ``i`` of a block's MLP: to them, from them and their biases.
+
+    ``known`` are those that the network has.
+    """
+    D: tl.constexpr = CONST.D
+    F: tl.constexpr = CONST.F
+    PREC: tl.constexpr = CONST.products
+    offset: tl.constexpr = CONST.layout.blocks[BLOCK]
+    d = tl.arange(0, CONST.DD)
+    wide = inside(d, D, CONST.DD)
+    wa = weight(w_ptr + offset.W_A + d[:, None] * F + i[None, :], wide, known, DT, PREC)
+    wb = weight(w_ptr + offset.W_B + i[:, None] * D + d[None, :], known, wide, DT, PREC)
+    return wa, wb, tl.load(w_ptr + offset.b_A + i, mask=known, other=0.0)
+
+
+@triton.jit
+def neurons_backward(z, dout, weights, CONST: tl.constexpr):
+    """Inputs of neurons, before their ReLU, and the gradient of these."""
+    PREC: tl.constexpr = CONST.products
+    h = tl.dot(z, weights[0], input_precision=PREC) + weights[2][None, :]
+    dh = tl.dot(dout, tl.trans(weights[1]), input_precision=PREC)
+    return h, tl.where(h > 0, dh, 0.0)
+
+
+@triton.jit
 def rows_backward(
-    acts, grads, w_ptr, dropout, clock, sizes, CONST: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Gradient of the heads' outputs ``a`` from that of the MLP's output."""
+    acts, grads, w_ptr, dropout, clock, sizes, CONST: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, NEURONS: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the heads' outputs ``a`` from that of the MLP's output, ``ROWS`` at a time.
+
+    If the MLP has at most ``NEURONS`` it sums the gradients of their weights too. Else it takes so
+    many at a time and leaves these to `mlp_gradients`: registers hold them for few neurons only.
+    """
     S: tl.constexpr = CONST.S
-    R: tl.constexpr = CONST.R
     D: tl.constexpr = CONST.D
     DD: tl.constexpr = CONST.DD
     F: tl.constexpr = CONST.F
-    FF: tl.constexpr = CONST.FF
+    N: tl.constexpr = min(NEURONS, CONST.FF)
+    PARTS: tl.constexpr = (F + N - 1) // N
     PREC: tl.constexpr = CONST.products
     offset: tl.constexpr = CONST.layout.blocks[BLOCK]
     m = tl.program_id(0)
@@ -45,24 +77,26 @@ def rows_backward(
         return
     DT: tl.constexpr = acts.a.dtype.element_ty
     d = tl.arange(0, DD)
-    f = tl.arange(0, FF)
+    f = tl.arange(0, N)
     wide = inside(d, D, DD)
-    known = inside(f, F, FF)
     w = w_ptr + m.to(tl.int64) * CONST.layout.size
     wo = weight(w + offset.W_O + d[:, None] * D + d[None, :], wide, wide, DT, PREC)
-    wa = weight(w + offset.W_A + d[:, None] * F + f[None, :], wide, known, DT, PREC)
-    wb = weight(w + offset.W_B + f[:, None] * D + d[None, :], known, wide, DT, PREC)
-    ba = tl.load(w + offset.b_A + f, mask=known, other=0.0)
     go = tl.zeros((DD, DD), tl.float32)
-    ga = tl.zeros((FF, DD), tl.float32)
-    gb = tl.zeros((FF, DD), tl.float32)
-    gba = tl.zeros((R, FF), tl.float32)
+    weights = ()
+    for part in tl.static_range(PARTS):
+        i = part * N + f
+        known = inside(i, F, (part + 1) * N)
+        weights += (neurons(w, i, known, DT, CONST, BLOCK),)  # type: ignore[assignment]
+    if PARTS == 1:
+        ga = tl.zeros((N, DD), tl.float32)
+        gb = tl.zeros((N, DD), tl.float32)
+        gba = halved(tl.zeros((ROWS, N), tl.float32))
     scale = tl.load(dropout.scale + m)
     first = m.to(tl.int64) * sizes.rows
     masks = masks_of(dropout, sizes, m, 1 + 2 * BLOCK, CONST)
     stop = tl.minimum(chunk * S + S, sizes.batch) * L
-    for begin in range(chunk * S * L, stop, R):
-        row, here, n, t = rows_from(begin, stop, L, R)
+    for begin in range(chunk * S * L, stop, ROWS):
+        row, here, n, t = rows_from(begin, stop, L, ROWS)
         real = here[:, None] & wide[None, :]
         at = (first + row)[:, None] * D + d[None, :]
         dout = tl.load(grads.x + at, mask=real, other=0.0)
@@ -71,15 +105,17 @@ def rows_backward(
         stat = acts.stats + (first + n * L) * CONST.stats + (CONST.H + 1) * L + t
         rstd = tl.load(stat, mask=here, other=0.0)
         kept = mask_words(masks, row, here, sizes, CONST)
-        h = tl.dot(z, wa, input_precision=PREC) + ba[None, :]
-        dh = tl.dot(dout, tl.trans(wb), input_precision=PREC)
-        dh = tl.where(h > 0, dh, 0.0)
-        gba += dh
-        dh = operand(dh, DT, PREC)
-        h = operand(tl.maximum(h, 0.0), DT, PREC)
-        gb = tl.dot(tl.trans(h), dout, gb, input_precision=PREC)
-        ga = tl.dot(tl.trans(dh), z, ga, input_precision=PREC)
-        dy = tl.dot(dh, tl.trans(wa), input_precision=PREC)
+        dy = tl.zeros((ROWS, DD), tl.float32)
+        for part in tl.static_range(PARTS):
+            h, dh = neurons_backward(z, dout, weights[part], CONST)
+            if PARTS == 1:
+                gba += halved(dh)
+            dh = operand(dh, DT, PREC)
+            if PARTS == 1:
+                h = operand(tl.maximum(h, 0.0), DT, PREC)
+                gb = tl.dot(tl.trans(h), dout, gb, input_precision=PREC)
+                ga = tl.dot(tl.trans(dh), z, ga, input_precision=PREC)
+            dy = tl.dot(dh, tl.trans(weights[part][0]), dy, input_precision=PREC)
         dy = layer_norm_backward(dy, z.to(tl.float32), rstd * scale, CONST)
         dy = operand(dropped(dy, kept, CONST), DT, PREC)
         go = tl.dot(tl.trans(a), dy, go, input_precision=PREC)
@@ -88,14 +124,70 @@ def rows_backward(
     grad = gradient_of(grads, sizes, chunk, m, CONST)
     # Adding a zero unknown to the compiler, which else keeps these addresses through the loop.
     d += sizes.zero
-    f += sizes.zero
     wide = inside(d, D, DD)
-    known = inside(f, F, FF)
-    both = known[:, None] & wide[None, :]
     square = wide[:, None] & wide[None, :]
     tl.store(grad + offset.W_O + d[:, None] * D + d[None, :], go, mask=square)
-    tl.store(grad + offset.W_A + d[None, :] * F + f[:, None], ga, mask=both)
-    tl.store(grad + offset.W_B + f[:, None] * D + d[None, :], gb, mask=both)
+    if PARTS == 1:
+        f += sizes.zero
+        known = inside(f, F, N)
+        both = known[:, None] & wide[None, :]
+        tl.store(grad + offset.W_A + d[None, :] * F + f[:, None], ga, mask=both)
+        tl.store(grad + offset.W_B + f[:, None] * D + d[None, :], gb, mask=both)
+        tl.store(grad + offset.b_A + f, tl.sum(gba, 0), mask=known)
+
+
+@triton.jit
+def mlp_gradients(
+    acts, grads, w_ptr, clock, sizes, CONST: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, NEURONS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the weights of ``NEURONS`` neurons of an MLP from that of its output.
+
+    The neurons of a network are neighbours in the grid, because they read the same rows.
+    """
+    S: tl.constexpr = CONST.S
+    D: tl.constexpr = CONST.D
+    DD: tl.constexpr = CONST.DD
+    F: tl.constexpr = CONST.F
+    PARTS: tl.constexpr = (F + NEURONS - 1) // NEURONS
+    PREC: tl.constexpr = CONST.products
+    offset: tl.constexpr = CONST.layout.blocks[BLOCK]
+    m = tl.program_id(0) // PARTS
+    part = tl.program_id(0) % PARTS
+    chunk = tl.program_id(1)
+    _step, L = batch_now(clock, sizes, m)
+    if L == 0:
+        return
+    DT: tl.constexpr = acts.y.dtype.element_ty
+    d = tl.arange(0, DD)
+    f = part * NEURONS + tl.arange(0, NEURONS)
+    wide = inside(d, D, DD)
+    w = w_ptr + m.to(tl.int64) * CONST.layout.size
+    weights = neurons(w, f, f < F, DT, CONST, BLOCK)
+    ga = tl.zeros((DD, NEURONS), tl.float32)
+    gb = tl.zeros((DD, NEURONS), tl.float32)
+    gba = halved(tl.zeros((ROWS, NEURONS), tl.float32))
+    first = m.to(tl.int64) * sizes.rows
+    stop = tl.minimum(chunk * S + S, sizes.batch) * L
+    for begin in range(chunk * S * L, stop, ROWS):
+        row = begin + tl.arange(0, ROWS)
+        real = (row < stop)[:, None] & wide[None, :]
+        at = (first + row)[:, None] * D + d[None, :]
+        dout = tl.load(grads.x + at, mask=real, other=0.0)
+        z = tl.load(acts.y + at, mask=real, other=0.0)
+        h, dh = neurons_backward(z, dout, weights, CONST)
+        gba += halved(dh)
+        h = operand(tl.maximum(h, 0.0), DT, PREC)
+        gb = tl.dot(tl.trans(dout), h, gb, input_precision=PREC)
+        ga = tl.dot(tl.trans(z), operand(dh, DT, PREC), ga, input_precision=PREC)
+    grad = gradient_of(grads, sizes, chunk, m, CONST)
+    # Adding a zero unknown to the compiler, which else keeps these addresses through the loop.
+    d += sizes.zero
+    f += sizes.zero
+    known = f < F
+    both = inside(d, D, DD)[:, None] & known[None, :]
+    tl.store(grad + offset.W_A + d[:, None] * F + f[None, :], ga, mask=both)
+    tl.store(grad + offset.W_B + f[None, :] * D + d[:, None], gb, mask=both)
     tl.store(grad + offset.b_A + f, tl.sum(gba, 0), mask=known)
 
 
@@ -190,7 +282,7 @@ def attention_backward(
 @triton.jit
 def projections_backward(
     acts, grads, patch_ptr, w_ptr, dropout, clock, sizes, CONST: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the block's input before dropout, from that of q, k and v.
 
@@ -198,10 +290,12 @@ def projections_backward(
     embedding's weights; word vectors have no weights.
     """
     S: tl.constexpr = CONST.S
-    R: tl.constexpr = CONST.R
     D: tl.constexpr = CONST.D
     DD: tl.constexpr = CONST.DD
-    DDD: tl.constexpr = CONST.DDD
+    # From width 33 on, q, k and v one by one, which are padded less than all three together.
+    PARTS: tl.constexpr = 1 if DD <= 32 else 3
+    E: tl.constexpr = 3 * D // PARTS
+    EE: tl.constexpr = CONST.DDD if DD <= 32 else DD
     PP: tl.constexpr = CONST.PP
     PREC: tl.constexpr = CONST.products
     IMAGES: tl.constexpr = (BLOCK == 0) and (CONST.P > 0)
@@ -214,37 +308,47 @@ def projections_backward(
         return
     DT: tl.constexpr = acts.z.dtype.element_ty
     d = tl.arange(0, DD)
-    c = tl.arange(0, DDD)
+    c = tl.arange(0, EE)
     wide = inside(d, D, DD)
-    known = c < 3 * D
+    known = inside(c, E, EE)
     first = m.to(tl.int64) * sizes.rows
     w = w_ptr + m.to(tl.int64) * CONST.layout.size
-    into = weight(w + W_QKV + d[None, :] * (3 * D) + c[:, None], known, wide, DT, PREC)
-    g = tl.zeros((DDD, DD), tl.float32)
+    into = ()
+    g = ()
+    for part in tl.static_range(PARTS):
+        to = w + W_QKV + part * E + d[None, :] * (3 * D) + c[:, None]
+        into += (weight(to, known, wide, DT, PREC),)  # type: ignore[assignment]
+        g += (tl.zeros((EE, DD), tl.float32),)  # type: ignore[assignment]
     if not WORDS:
         scale = tl.load(dropout.scale + m)
         masks = masks_of(dropout, sizes, m, 2 * BLOCK, CONST)
-        gb = tl.zeros((R, DD), tl.float32)
+        gb = halved(tl.zeros((ROWS, DD), tl.float32))
     if IMAGES:
         p = tl.arange(0, PP)
         ge = tl.zeros((DD, PP), tl.float32)
     stop = tl.minimum(chunk * S + S, sizes.batch) * L
-    for begin in range(chunk * S * L, stop, R):
-        row, here, n, t = rows_from(begin, stop, L, R)
+    for begin in range(chunk * S * L, stop, ROWS):
+        row, here, n, t = rows_from(begin, stop, L, ROWS)
         real = here[:, None] & wide[None, :]
         at = (first + row)[:, None] * D + d[None, :]
-        dqkv = grads.qkv + (first + row)[:, None] * (3 * D) + c[None, :]
-        dqkv = tl.load(dqkv, mask=here[:, None] & known[None, :], other=0.0)
         z = tl.load(acts.z + at, mask=real, other=0.0)
-        g = tl.dot(tl.trans(dqkv), z, g, input_precision=PREC)
+        dz = tl.zeros((ROWS, DD), tl.float32)
+        sums = g
+        g = ()
+        for part in tl.static_range(PARTS):
+            dqkv = grads.qkv + part * E + (first + row)[:, None] * (3 * D) + c[None, :]
+            dqkv = tl.load(dqkv, mask=here[:, None] & known[None, :], other=0.0)
+            more = tl.dot(tl.trans(dqkv), z, sums[part], input_precision=PREC)
+            g += (more,)  # type: ignore[assignment]
+            if not WORDS:
+                dz = tl.dot(dqkv, into[part], dz, input_precision=PREC)
         if not WORDS:
             stat = acts.stats + (first + n * L) * CONST.stats + CONST.H * L + t
             rstd = tl.load(stat, mask=here, other=0.0)
             kept = mask_words(masks, row, here, sizes, CONST)
-            dz = tl.dot(dqkv, into, input_precision=PREC)
             dx = layer_norm_backward(dz, z.to(tl.float32), rstd * scale, CONST)
             dx = dropped(dx, kept, CONST)
-            gb += dx
+            gb += halved(dx)
         if BLOCK > 0:
             tl.store(grads.x + at, operand(dx, DT, PREC), mask=real)
         if IMAGES:
@@ -258,7 +362,9 @@ def projections_backward(
     c += sizes.zero
     wide = inside(d, D, DD)
     square = known[:, None] & wide[None, :]
-    tl.store(grad + W_QKV + d[None, :] * (3 * D) + c[:, None], g, mask=square)
+    for part in tl.static_range(PARTS):
+        to = grad + W_QKV + part * E + d[None, :] * (3 * D) + c[:, None]
+        tl.store(to, g[part], mask=square)
     if BLOCK > 0:
         tl.store(grad + CONST.layout.blocks[BLOCK - 1].b_B + d, tl.sum(gb, 0), mask=wide)
     if IMAGES:

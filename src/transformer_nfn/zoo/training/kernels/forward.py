@@ -95,10 +95,12 @@ def project(x, weights, acts, stat_ptr, row, here, CONST: tl.constexpr):
 
 
 @triton.jit
-def embed(acts, patch_ptr, w_ptr, dropout, clock, samples, sizes, CONST: tl.constexpr):
+def embed(
+    acts, patch_ptr, w_ptr, dropout, clock, samples, sizes, CONST: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
     """Embed the samples and compute q, k and v of the first block."""
     S: tl.constexpr = CONST.S
-    R: tl.constexpr = CONST.R
     D: tl.constexpr = CONST.D
     H: tl.constexpr = CONST.H
     PP: tl.constexpr = CONST.PP
@@ -127,8 +129,8 @@ def embed(acts, patch_ptr, w_ptr, dropout, clock, samples, sizes, CONST: tl.cons
         we = operand(we, DT, PREC)
         bias = tl.load(w + offset.b + d, mask=wide, other=0.0)[None, :]
     stop = tl.minimum(chunk * S + S, sizes.batch) * L
-    for begin in range(chunk * S * L, stop, R):
-        row, here, n, t = rows_from(begin, stop, L, R)
+    for begin in range(chunk * S * L, stop, ROWS):
+        row, here, n, t = rows_from(begin, stop, L, ROWS)
         place = t[:, None] * D + d[None, :]
         x = tl.load(samples.positions + place, mask=here[:, None] & wide[None, :], other=0.0)
         if IMAGES:

@@ -83,13 +83,14 @@ def classify(outcome, grads, w_ptr, clock, samples, sizes, limit, CONST: tl.cons
 
 
 @triton.jit
-def spread(acts, next_acts, grads, dropout, clock, sizes, CONST: tl.constexpr):
+def spread(
+    acts, next_acts, grads, dropout, clock, sizes, CONST: tl.constexpr, ROWS: tl.constexpr
+):
     """Gradient of the last MLP's output and bias from that of the mean token.
 
     Between them are the last LayerNorm, with output ``next_acts.z``, and dropout.
     """
     S: tl.constexpr = CONST.S
-    R: tl.constexpr = CONST.R
     D: tl.constexpr = CONST.D
     DD: tl.constexpr = CONST.DD
     PREC: tl.constexpr = CONST.products
@@ -105,10 +106,10 @@ def spread(acts, next_acts, grads, dropout, clock, sizes, CONST: tl.constexpr):
     first = m.to(tl.int64) * sizes.rows
     scale = tl.load(dropout.scale + m)
     masks = masks_of(dropout, sizes, m, 2 * LAST + 2, CONST)
-    gb = tl.zeros((R, DD), tl.float32)
+    gb = tl.zeros((ROWS, DD), tl.float32)
     stop = tl.minimum(chunk * S + S, sizes.batch) * L
-    for begin in range(chunk * S * L, stop, R):
-        row, here, n, t = rows_from(begin, stop, L, R)
+    for begin in range(chunk * S * L, stop, ROWS):
+        row, here, n, t = rows_from(begin, stop, L, ROWS)
         real = here[:, None] & wide[None, :]
         at = (first + row)[:, None] * D + d[None, :]
         z = tl.load(next_acts.z + at, mask=real, other=0.0).to(tl.float32)

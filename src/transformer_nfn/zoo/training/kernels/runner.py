@@ -11,8 +11,6 @@ from torch import Tensor
 
 from transformer_nfn.zoo.training.kernels.arguments import (
     CHUNK,
-    EMBED,
-    ROW_TILE,
     UPDATE_TILE,
     Activations,
     Clock,
@@ -30,6 +28,7 @@ from transformer_nfn.zoo.training.kernels.arguments import (
 )
 from transformer_nfn.zoo.training.kernels.backward import (
     attention_backward,
+    mlp_gradients,
     projections_backward,
     rows_backward,
 )
@@ -80,7 +79,7 @@ class Pass:
             FF=padded(network.d_ff), H=network.heads, J=network.d_head, JJ=padded(network.d_head),
             C=network.classes, CC=padded(network.classes), P=network.patch,
             PP=padded(network.patch), sites=network.dropout_sites, words=-(-D // 32),
-            stats=network.heads + 3, S=self.chunk, R=ROW_TILE[padded(D)],
+            stats=network.heads + 3, S=self.chunk,
             padding=task.padding if isinstance(task, ImageTask) else 0,
             train=train, products=products,
         )  # fmt: skip
@@ -158,7 +157,7 @@ class Pass:
         dropout = Dropout(self.bits, scale)
         embed[grid](
             self.activations[0], self.patches, weights, dropout, clock, samples, sizes, const,
-            **EMBED,
+            **self.options.other.embed,
         )  # fmt: skip
         for i, (acts, next_acts) in enumerate(pairwise(self.activations)):
             for tile in self.tiles:
@@ -191,6 +190,11 @@ class Pass:
             rows_backward[grid](
                 acts, grads, weights, dropout, clock, sizes, const, BLOCK=i, **options.rows
             )
+            if options.mlp is not None:
+                parts = -(-self.network.d_ff // options.mlp["NEURONS"])
+                mlp_gradients[(parts * self.networks, self.chunks)](
+                    acts, grads, weights, clock, sizes, const, BLOCK=i, **options.mlp
+                )
             for tile in self.tiles:
                 attention_backward[(self.network.heads * self.networks, self.chunks)](
                     acts, grads, clock, sizes, const, TILE=tile,

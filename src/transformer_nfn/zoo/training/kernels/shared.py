@@ -37,13 +37,21 @@ def rows_from(begin, stop, L, R: tl.constexpr):
 
 
 @triton.jit
+def halved(x):
+    """Half as many rows with the same sum: row ``r`` plus row ``r + 8``, of the same thread."""
+    R: tl.constexpr = x.shape[0] // 16
+    pairs = tl.reshape(x, (R, 2, 8, x.shape[1]))
+    return tl.reshape(tl.sum(pairs, 1), (8 * R, x.shape[1]))
+
+
+@triton.jit
 def inside(i, N: tl.constexpr, NN: tl.constexpr):
-    """Which of the ``NN`` numbers ``i`` from 0 on are below ``N``.
+    """Which of the numbers ``i``, all below ``NN``, are below ``N``.
 
     If all are, it is a constant, which the compiler drops from loads and stores.
     """
-    if N == NN:
-        return tl.full((NN,), 1, tl.int1)
+    if N >= NN:
+        return tl.full(i.shape, 1, tl.int1)
     return i < N
 
 
