@@ -32,10 +32,10 @@ RUNS = {
     "transformer_nfn": {"channels": [2]},
     "mlp": {},
     "statnn": {},
-    "xgboost": {"rounds": 5, "params": {"min_child_weight": 1, "max_depth": 3}, "threads": 1},
-    "lightgbm": {"rounds": 5, "params": {"min_data_in_leaf": 4}, "threads": 1},
-    "random_forest": {"rounds": 4, "params": {"min_data_in_leaf": 4}, "threads": 1},
-    "invariant_boosting": {"rounds": 5, "params": {"min_data_in_leaf": 4}, "threads": 1},
+    "xgboost": {"rounds": 5, "threads": 1},
+    "lightgbm": {"rounds": 5, "threads": 1},
+    "random_forest": {"rounds": 4, "threads": 1},
+    "invariant_boosting": {"rounds": 5, "threads": 1},
     "invariant_mlp": {"epochs": 3},
 }  # fmt: skip
 """Predictors whose run folders are damaged, and the options that keep them small."""

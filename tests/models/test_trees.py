@@ -13,7 +13,7 @@ import safetensors.numpy
 import torch
 
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.models import LightGBMPredictor, XGBoostPredictor
+from transformer_nfn.models import LightGBMPredictor, RandomForestPredictor, XGBoostPredictor
 
 WIDTH = 6
 ROWS = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -26,7 +26,7 @@ Arrays = dict[str, np.ndarray]
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """The folder of a fitted predictor."""
-    made = LightGBMPredictor(rounds=8, params={"min_data_in_leaf": 4}, threads=1)
+    made = LightGBMPredictor(rounds=8, threads=1)
     return made.fit(NETWORKS, ACCURACY).save(tmp_path)
 
 
@@ -39,33 +39,26 @@ def write(folder: Path, data: bytes) -> None:
     (folder / "trees.safetensors").write_bytes(data)
 
 
-@pytest.mark.parametrize("boosting", ["gbdt", "rf", "dart"])
+@pytest.mark.parametrize("made", [LightGBMPredictor, RandomForestPredictor])
 def test_lightgbm_trees_predict_what_lightgbm_predicts(
-    boosting: str, monkeypatch: pytest.MonkeyPatch
+    made: type[LightGBMPredictor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lightgbm = pytest.importorskip("lightgbm")
     boosters, train = [], lightgbm.train
     monkeypatch.setattr(lightgbm, "train", lambda *a, **k: boosters.append(train(*a, **k)) or
                         boosters[-1])  # fmt: skip
-    params = {"boosting": boosting, "min_data_in_leaf": 4}
-    ours = LightGBMPredictor(rounds=20, params=params, threads=1).fit(NETWORKS, ACCURACY)
+    ours = made(rounds=20, threads=1).fit(NETWORKS, ACCURACY)
     theirs = boosters[0].predict(FRESH.numpy())
     assert np.ptp(theirs) > 0.1
     np.testing.assert_allclose(ours.predict({"classifier": FRESH}), theirs, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    "params", [{}, {"gamma": 0.01, "num_parallel_tree": 3, "base_score": 0.3, "max_depth": 4}]
-)
-def test_xgboost_trees_predict_what_xgboost_predicts(
-    params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_xgboost_trees_predict_what_xgboost_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
     xgboost = pytest.importorskip("xgboost")
     boosters, train = [], xgboost.train
     monkeypatch.setattr(xgboost, "train", lambda *a, **k: boosters.append(train(*a, **k)) or
                         boosters[-1])  # fmt: skip
-    params = {"min_child_weight": 1, **params}
-    ours = XGBoostPredictor(rounds=20, params=params, threads=1).fit(NETWORKS, ACCURACY)
+    ours = XGBoostPredictor(rounds=20, threads=1).fit(NETWORKS, ACCURACY)
     # Rows that meet thresholds exactly decide which side is which.
     text = json.loads(bytes(boosters[0].save_raw("json")))
     tree = text["learner"]["gradient_booster"]["model"]["trees"][0]
@@ -75,20 +68,6 @@ def test_xgboost_trees_predict_what_xgboost_predicts(
         theirs = boosters[0].inplace_predict(rows.numpy())
         assert np.ptp(theirs) > 0.1
         np.testing.assert_allclose(ours.predict({"classifier": rows}), theirs, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("made", "params"),
-    [
-        (LightGBMPredictor, {"objective": "binary"}),
-        (LightGBMPredictor, {"linear_tree": True}),
-        (XGBoostPredictor, {"objective": "reg:logistic"}),
-        (XGBoostPredictor, {"booster": "dart"}),
-    ],
-)
-def test_models_that_are_no_sum_of_trees_are_rejected(made: Any, params: dict[str, Any]) -> None:
-    with pytest.raises(TransformerNFNError, match=r"trees are kept with .* only, found"):
-        made(rounds=2, params=params).fit(NETWORKS, (ACCURACY > 0.5).double())
 
 
 def test_saved_trees_predict_without_their_library(

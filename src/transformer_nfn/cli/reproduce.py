@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,6 @@ from rich.markdown import Markdown
 from transformer_nfn.cli.console import echo_json
 from transformer_nfn.cli.experiment_progress import count_one, counting_bar
 from transformer_nfn.cli.options import DeviceOption, JsonOption, pick_device
-from transformer_nfn.cli.transfer import reproduce_transfer, zoo_or_run
 from transformer_nfn.errors import TransformerNFNError
 
 WHAT = (
@@ -23,6 +23,16 @@ WHAT = (
     "transfer",
     "figures",
 )
+
+
+def zoo_or_run(given: Path | None) -> Path | None:
+    """For an argument: the folder that a path, or the name of a zoo or predictor, stands for."""
+    from transformer_nfn.io.assets import NAME, known_assets, resolve
+
+    if given is None or given.exists() or not NAME.fullmatch(str(given)):
+        return given
+    asset = known_assets().get(str(given))
+    return resolve(given, "zoo" if asset is None else asset.kind)
 
 
 def reproduce_command(
@@ -97,17 +107,20 @@ def reproduce_command(
     if what == "figures":
         _figures(zoo, out)
         return
+    chosen = models.split(",") if models else None
+    training: dict[str, Any] = {
+        "seeds": list(range(seeds)),
+        "epochs": epochs,
+        "percent": percent,
+        "device": pick_device(device),
+    }
     if what == "transfer":
-        reproduce_transfer(
-            zoo, to or [], out, seeds=seeds, epochs=epochs, models=models, percent=percent,
-            device=device, as_json=as_json,
-        )  # fmt: skip
+        _transfer(zoo, to or [], out, chosen, training, as_json)
         return
     from transformer_nfn.paper.figures import check_matplotlib, learning_curve
     from transformer_nfn.paper.tables import reproduce, zoo_cells
     from transformer_nfn.prediction.predictors import check_name
 
-    chosen = models.split(",") if models else None
     for name in chosen or ():
         check_name(name)
     counts, kinds = _whole_numbers(sizes, what), _kinds(leave_out, what)
@@ -128,26 +141,55 @@ def reproduce_command(
             what,
             zoo,
             out,
-            seeds=list(range(seeds)),
-            epochs=epochs,
             models=chosen,
-            percent=percent,
             sizes=counts,
             leave_out=kinds,
-            device=pick_device(device),
             progress=progress,
             engine=engine,
             address=address,
+            **training,
         )
     drawn = learning_curve(records, out / what) if what == "learning-curve" else []
     if as_json:
         echo_json([asdict(r) for r in records])
         return
-    text = (out / f"{what}.md").read_text()
-    Console().print(Markdown(text))
-    typer.echo(f"wrote {out}/{what}.md and {out}/{what}.parquet")
+    _show(out, what)
     for path in drawn:
         typer.echo(f"wrote {path}")
+
+
+def _transfer(
+    home: Path,
+    targets: Sequence[Path],
+    out: Path,
+    learners: Sequence[str] | None,
+    training: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Predictors of one task's networks rank those of another's."""
+    from transformer_nfn.io.assets import resolve
+    from transformer_nfn.paper.transfer import LEARNERS, NAME, transfer
+
+    with counting_bar(Console(stderr=True, quiet=as_json)) as bar:
+        task = bar.add_task(NAME, total=len(learners or LEARNERS), note="")
+
+        def progress(words: str, line: dict[str, Any]) -> None:
+            taus = [
+                r.status if r.tau is None else f"τ {r.tau:.3f}" for r in line.get("rankings", [])
+            ]
+            count_one(bar, task, words, line, ", ".join(taus) or None)
+
+        zoos = [resolve(path, "zoo") for path in targets]
+        found = transfer(home, zoos, out, learners=learners, progress=progress, **training)
+    if as_json:
+        echo_json([asdict(ranking) for ranking in found])
+        return
+    _show(out, NAME)
+
+
+def _show(out: Path, name: str) -> None:
+    Console().print(Markdown((out / f"{name}.md").read_text()))
+    typer.echo(f"wrote {out}/{name}.md and {out}/{name}.parquet")
 
 
 def _whole_numbers(sizes: str | None, what: str) -> list[int] | None:

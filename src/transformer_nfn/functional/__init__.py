@@ -25,7 +25,6 @@ from transformer_nfn.functional.registry import (
     architecture_of,
     find_architecture,
     runnable,
-    stage_weights,
 )
 from transformer_nfn.functional.zoo_network import small_transformer, zoo_logits
 from transformer_nfn.io.layout import Naming
@@ -52,7 +51,6 @@ __all__ = [
     "runnable",
     "sinusoids",
     "small_transformer",
-    "stage_weights",
     "with_freedoms",
     "zoo_logits",
 ]

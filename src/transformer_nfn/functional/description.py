@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 import torch
@@ -349,12 +349,11 @@ class Transformer:
 
         Scales are left out: they act as factors of weights.
         """
-        names = (
-            "norm", "eps", "final_softcap", "dropped_token", "position_offset", "sinusoids",
-            "channels", "side", "mlm", "pooler", "pooling", "end_token", "padding", "start_token",
-            "classifier",
+        left_out = (
+            "family", "width", "stacks", "inputs", "vocab", "tied", "headless", "tensors",
+            "embedding_scale", "head_scale",
         )  # fmt: skip
-        out = {name: getattr(self, name) for name in names}
+        out = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         out |= {f"{stack.prefix}repeats": stack.repeats for stack in self.stacks}
         return out | {name: block.without_scales() for name, block in self.blocks.items()}
 

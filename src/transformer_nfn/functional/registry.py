@@ -56,7 +56,7 @@ def _chain(
     weights: Mapping[str, Tensor], X: Tensor, *, forward: Forward, stages: tuple[Stage, ...]
 ) -> Tensor:
     for stage in stages:
-        X = forward(stage_weights(stage, weights), X)
+        X = forward(under_prefix(weights, stage.prefix), X)
     return X
 
 
@@ -175,15 +175,6 @@ def runnable(
 
 def _space(target: Architecture | WeightSpace) -> WeightSpace:
     return target.space if isinstance(target, Architecture) else target
-
-
-def stage_weights(stage: Stage, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of one stage, without its prefix.
-
-    >>> stage_weights(Stage("multi_head", "1."), {"0.W_Q": 0, "1.W_Q": 1})
-    {'W_Q': 1}
-    """
-    return under_prefix(weights, stage.prefix)
 
 
 @lru_cache(maxsize=64)

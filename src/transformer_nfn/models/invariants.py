@@ -37,6 +37,12 @@ They are roots of eigenvalues, which is three times faster, and rounding would s
 """
 FARTHEST = 8
 """Standard deviations at which features are cut off: no extrapolation beyond the training set."""
+HIDDEN, DROPOUT = 8, 0.2
+"""Neurons of the MLP's one hidden layer, and dropout of these and of its features."""
+RATE, DECAY, BATCH = 3e-3, 0.1, 64
+"""Largest learning rate, weight decay and networks per step of its AdamW."""
+PATIENCE = 40
+"""Epochs without a smaller validation loss before its training stops."""
 
 
 @torch.no_grad()
@@ -198,7 +204,6 @@ class InvariantBoosting(InvariantPredictor, LightGBMPredictor):
             taken from the networks.
         rounds: largest number of trees.
         patience: rounds without a smaller validation error before training stops.
-        params: LightGBM parameters that override or extend ours.
         threads: None for as many as OpenMP allows.
         whole: read `whole_invariants`, as many features for networks of any size and task.
     """
@@ -219,11 +224,10 @@ class InvariantBoosting(InvariantPredictor, LightGBMPredictor):
         space: WeightSpace | str | None = None,
         rounds: int = 1000,
         patience: int = 50,
-        params: Mapping[str, Any] | None = None,
         threads: int | None = None,
         whole: bool = False,
     ) -> None:
-        LightGBMPredictor.__init__(self, rounds, patience, params, threads)
+        LightGBMPredictor.__init__(self, rounds, patience, threads)
         self.settings["whole"] = whole
         self._set_space(space)
 
@@ -238,38 +242,17 @@ class InvariantMLP(InvariantPredictor, TensorPredictor):
     Args:
         space: weight space of one block (or its JSON); None for the paper's block, with its sizes
             taken from the networks.
-        hidden: neurons of its one hidden layer.
         epochs: largest number of epochs.
-        patience: epochs without a smaller validation loss before training stops.
-        batch: networks per step.
-        learning_rate: largest learning rate of Adam.
-        weight_decay: decoupled weight decay.
-        dropout: dropout of the standardised features and of the hidden layer.
         whole: read `whole_invariants`, as many features for networks of any size and task.
     """
 
     def __init__(
         self,
         space: WeightSpace | str | None = None,
-        hidden: int = 8,
         epochs: int = 300,
-        patience: int = 40,
-        batch: int = 64,
-        learning_rate: float = 3e-3,
-        weight_decay: float = 0.1,
-        dropout: float = 0.2,
         whole: bool = False,
     ) -> None:
-        self.settings = {
-            "hidden": hidden,
-            "epochs": epochs,
-            "patience": patience,
-            "batch": batch,
-            "learning_rate": learning_rate,
-            "weight_decay": weight_decay,
-            "dropout": dropout,
-            "whole": whole,
-        }
+        self.settings = {"epochs": epochs, "whole": whole}
         self._set_space(space)
 
     @property
@@ -280,13 +263,12 @@ class InvariantMLP(InvariantPredictor, TensorPredictor):
         return sum(p.numel() for p in self._module(self.width).parameters())
 
     def _module(self, width: int) -> nn.Sequential:
-        drop, hidden = self.settings["dropout"], self.settings["hidden"]
         return nn.Sequential(
-            nn.Dropout(drop),
-            nn.Linear(width, hidden),
+            nn.Dropout(DROPOUT),
+            nn.Linear(width, HIDDEN),
             nn.SiLU(),
-            nn.Dropout(drop),
-            nn.Linear(hidden, 1),
+            nn.Dropout(DROPOUT),
+            nn.Linear(HIDDEN, 1),
         )
 
     def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
@@ -304,16 +286,14 @@ class InvariantMLP(InvariantPredictor, TensorPredictor):
     def _train(
         self, x: Tensor, y: Tensor, check: tuple[Tensor, Tensor] | None
     ) -> dict[str, Tensor]:
-        s, module = self.settings, self._module(x.shape[1])
-        adam = torch.optim.AdamW(
-            module.parameters(), s["learning_rate"], weight_decay=s["weight_decay"]
-        )
-        steps = s["epochs"] * -(-len(x) // s["batch"])
+        epochs, module = self.settings["epochs"], self._module(x.shape[1])
+        adam = torch.optim.AdamW(module.parameters(), RATE, weight_decay=DECAY)
+        steps = epochs * -(-len(x) // BATCH)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
         best, best_loss, since = _copy(module), float("inf"), 0
-        for _ in range(s["epochs"]):
+        for _ in range(epochs):
             module.train()
-            for rows in torch.randperm(len(x)).split(s["batch"]):
+            for rows in torch.randperm(len(x)).split(BATCH):
                 adam.zero_grad()
                 binary_cross_entropy_with_logits(module(x[rows])[:, 0], y[rows]).backward()
                 adam.step()
@@ -326,7 +306,7 @@ class InvariantMLP(InvariantPredictor, TensorPredictor):
             since += 1
             if loss < best_loss:
                 best, best_loss, since = _copy(module), loss, 0
-            if since >= s["patience"]:
+            if since >= PATIENCE:
                 break
         return best if check is not None else _copy(module)
 
@@ -342,15 +322,11 @@ class InvariantMLP(InvariantPredictor, TensorPredictor):
         return out
 
     def _shapes(self) -> dict[str, tuple[list[int], torch.dtype]]:
-        width, hidden = self.width or 0, self.settings["hidden"]
-        layers = {"1.weight": [hidden, width], "1.bias": [hidden], "4.weight": [1, hidden],
+        width = self.width or 0
+        layers = {"1.weight": [HIDDEN, width], "1.bias": [HIDDEN], "4.weight": [1, HIDDEN],
                   "4.bias": [1]}  # fmt: skip
         frame = dict.fromkeys(("mean", "scale"), ([width], torch.float64))
         return {**frame, **{name: (shape, torch.float32) for name, shape in layers.items()}}
-
-    def _restore(self, files: Mapping[str, bytes]) -> None:
-        super()._restore(files)
-        self._module(self.width or 0)  # rejects settings that build no MLP
 
 
 def space_of(network: Mapping[str, Any]) -> WeightSpace:

@@ -154,7 +154,6 @@ class XGBoostPredictor(TreePredictor):
 
     Args:
         rounds: number of trees.
-        params: XGBoost parameters that override or extend the authors'.
         threads: None for as many as OpenMP allows.
     """
 
@@ -171,21 +170,17 @@ class XGBoostPredictor(TreePredictor):
         "reg_alpha": 0.02,
     }
 
-    def __init__(
-        self,
-        rounds: int = 50,
-        params: Mapping[str, Any] | None = None,
-        threads: int | None = None,
-    ) -> None:
-        self.settings = {"rounds": rounds, "params": dict(params or {}), "threads": threads}
+    def __init__(self, rounds: int = 50, threads: int | None = None) -> None:
+        self.settings = {"rounds": rounds, "threads": threads}
 
     def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
         with needs_extra(PredictorError, "xgboost", "baselines", "this predictor"):
             import xgboost
         leaf = leaf_size(self.PARAMS["min_child_weight"], self.PARAMS["subsample"], len(x))
-        params = {"max_bin": histogram_bins(len(x)), **self.PARAMS, "min_child_weight": leaf}
-        params |= self.settings["params"]
-        params |= {"seed": seed, "verbosity": 0}
+        params = {
+            **self.PARAMS, "min_child_weight": leaf, "max_bin": histogram_bins(len(x)),
+            "seed": seed, "verbosity": 0,
+        }  # fmt: skip
         if self.settings["threads"] is not None:
             params["nthread"] = self.settings["threads"]
         data = xgboost.DMatrix(x, y, nthread=self.settings["threads"])
@@ -201,7 +196,6 @@ class LightGBMPredictor(TreePredictor):
     Args:
         rounds: largest number of trees.
         patience: rounds without a smaller validation error before training stops.
-        params: LightGBM parameters that override or extend the authors'.
         threads: None for as many as OpenMP allows.
     """
 
@@ -220,22 +214,42 @@ class LightGBMPredictor(TreePredictor):
     }
 
     def __init__(
-        self,
-        rounds: int = 1000,
-        patience: int = 50,
-        params: Mapping[str, Any] | None = None,
-        threads: int | None = None,
+        self, rounds: int = 1000, patience: int = 50, threads: int | None = None
     ) -> None:
-        self.settings = {
-            "rounds": rounds,
-            "patience": patience,
-            "params": dict(params or {}),
-            "threads": threads,
-        }
+        self.settings = {"rounds": rounds, "patience": patience, "threads": threads}
 
     def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
-        params = {**with_leaf_size(self.PARAMS, len(x)), **self.settings["params"]}
-        self._trees = train_lightgbm(params, x, y, held, seed, self.settings)
+        with needs_extra(PredictorError, "lightgbm", "baselines", "this predictor"):
+            import lightgbm
+        default, share = self.PARAMS["min_data_in_leaf"], self.PARAMS["bagging_fraction"]
+        leaf = leaf_size(default, share, len(x))
+        params = {
+            **self.PARAMS,
+            "min_data_in_leaf": leaf,
+            # The same trees: no tree has more leaves. LightGBM allocates a histogram for each.
+            "num_leaves": min(self.PARAMS["num_leaves"], max(2, len(x) // leaf)),
+            "max_bin": histogram_bins(len(x)),
+            "seed": seed,
+            "verbosity": -1,
+            "metric": "l2",
+            # Few rows and many columns; also the same trees with one thread and with many.
+            "deterministic": True,
+            "force_col_wise": True,
+            # Weights are hardly ever zero, so no two columns share one; to look takes a second.
+            "enable_bundle": False,
+            "num_threads": self.settings["threads"] or 0,
+        }
+        data = lightgbm.Dataset(x, y)
+        sets: list[Any] = []
+        stops: list[Any] = []
+        if held is not None:
+            sets = [lightgbm.Dataset(*held, reference=data)]
+            stops = [lightgbm.early_stopping(self.settings["patience"], verbose=False)]
+        booster = lightgbm.train(
+            params, data, self.settings["rounds"], valid_sets=sets, callbacks=stops
+        )
+        text = booster.model_to_string(num_iteration=booster.best_iteration)
+        self._trees = lightgbm_trees(text)
 
 
 class RandomForestPredictor(LightGBMPredictor):
@@ -248,55 +262,14 @@ class RandomForestPredictor(LightGBMPredictor):
     PARAMS: ClassVar[Mapping[str, Any]] = {**LightGBMPredictor.PARAMS, "boosting": "rf"}
 
 
-def train_lightgbm(
-    params: Mapping[str, Any],
-    x: np.ndarray,
-    y: np.ndarray,
-    held: Held,
-    seed: int,
-    settings: Mapping[str, Any],
-) -> TreeEnsemble:
-    """Train LightGBM, with early stopping where there are validation rows."""
-    with needs_extra(PredictorError, "lightgbm", "baselines", "this predictor"):
-        import lightgbm
-    most_leaves = max(2, len(x) // max(1, params["min_data_in_leaf"]))
-    fixed = {
-        # The same trees: no tree has more leaves. LightGBM allocates a histogram for each.
-        "num_leaves": min(params["num_leaves"], most_leaves),
-        "max_bin": params.get("max_bin", histogram_bins(len(x))),
-        "seed": seed,
-        "verbosity": -1,
-        "metric": "l2",
-        # Few rows and many columns; also the same trees with one thread and with many.
-        "deterministic": True,
-        "force_col_wise": True,
-        # Weights are hardly ever zero, so no two columns share one; to look takes a second.
-        "enable_bundle": False,
-        "num_threads": settings["threads"] or 0,
-    }
-    data = lightgbm.Dataset(x, y)
-    sets: list[Any] = []
-    stops: list[Any] = []
-    if held is not None:
-        sets = [lightgbm.Dataset(*held, reference=data)]
-        stops = [lightgbm.early_stopping(settings["patience"], verbose=False)]
-    booster = lightgbm.train(
-        {**params, **fixed}, data, settings["rounds"], valid_sets=sets, callbacks=stops
-    )
-    return lightgbm_trees(booster.model_to_string(num_iteration=booster.best_iteration))
-
-
 def lightgbm_trees(text: str) -> TreeEnsemble:
     """Trees of a LightGBM model text; an averaging ensemble has its leaves divided."""
     head, *parts = text.partition("\nend of trees\n")[0].split("\nTree=")
     header = dict(line.partition("=")[::2] for line in head.splitlines())
     share = len(parts) if "average_output" in header else 1
-    _require(header["objective"] == "regression", "objective 'regression'", header["objective"])
     trees = []
     for part in parts:
         lines = dict(line.partition("=")[::2] for line in part.splitlines())
-        plain = lines["num_cat"] == lines.get("is_linear", "0") == "0"
-        _require(plain, "numerical splits and constant leaves", "others")
         leaves = np.array(lines["leaf_value"].split(), np.float64) / share
         inner, leaf_nodes = len(leaves) - 1, np.full(len(leaves), -1)
         # LightGBM counts leaves -1, -2, …; here they follow the inner nodes.
@@ -311,22 +284,14 @@ def lightgbm_trees(text: str) -> TreeEnsemble:
 def xgboost_trees(booster: Any) -> TreeEnsemble:
     """Trees of an XGBoost booster."""
     learner = json.loads(bytes(booster.save_raw("json")))["learner"]
-    model, objective = learner["gradient_booster"], learner["objective"]["name"]
-    _require(objective == "reg:squarederror", "objective 'reg:squarederror'", objective)
-    _require(model["name"] == "gbtree", "booster 'gbtree'", model["name"])
     trees = []
-    for tree in model["model"]["trees"]:
+    for tree in learner["gradient_booster"]["model"]["trees"]:
         condition = np.array(tree["split_conditions"], np.float32)
         # XGBoost goes left where x < threshold in float32; a leaf keeps its value there.
         limits = np.nextafter(condition, np.float32(-np.inf))
         trees.append((tree["left_children"], tree["right_children"], tree["split_indices"], limits,
                       condition))  # fmt: skip
     return TreeEnsemble.join(trees, float(learner["learner_model_param"]["base_score"].strip("[]")))
-
-
-def _require(holds: bool, expected: str, found: str) -> None:
-    if not holds:
-        raise PredictorError(f"trees are kept with {expected} only, found {found!r}")
 
 
 def leaf_size(default: int, share: float, networks: int) -> int:
@@ -345,12 +310,6 @@ def leaf_size(default: int, share: float, networks: int) -> int:
         networks: size of the training set.
     """
     return default if share * networks >= 2 * default else max(1, networks // 10)
-
-
-def with_leaf_size(params: Mapping[str, Any], networks: int) -> dict[str, Any]:
-    """Parameters of LightGBM with the leaf size for so many networks."""
-    leaf = leaf_size(params["min_data_in_leaf"], params["bagging_fraction"], networks)
-    return {**params, "min_data_in_leaf": leaf}
 
 
 def histogram_bins(networks: int) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformer_nfn.errors import GroupError
 from transformer_nfn.spaces import Element, Weights, WeightSpace
 from transformer_nfn.spaces.actions.permutation import match_rows
-from transformer_nfn.spaces.actions.solvers import exact_matrix
+from transformer_nfn.spaces.actions.solvers import exact_matrix, polar_fixing_ones
 from transformer_nfn.symmetry.normal_forms import centred
 
 ALIKE = 0.01
@@ -139,7 +139,7 @@ def recover_enlarged(
     if float(S_U.norm()) == 0 or float(S_V.norm()) == 0:
         return None
     lam = S_V.norm() / S_U.norm()
-    R = _rotation(S_U, S_V)
+    R = polar_fixing_ones(S_U.T @ S_V)
     n = (V["W_O"] - lam * O_U @ R).mean(-1)
     turned = R.T @ U["W_A"]
     rows_U, rows_V = (
@@ -178,20 +178,9 @@ def recover_enlarged(
     )
 
 
-def _rotation(S_U: Tensor, S_V: Tensor) -> Tensor:
-    """The orthogonal R with ``1 R = 1`` that takes the rows of ``S_U`` closest to ``S_V``."""
-    D = S_U.shape[-1]
-    H = hyperplane(D, dtype=S_U.dtype, device=S_U.device)
-    X, _, Y = torch.linalg.svd((S_U @ H).T @ (S_V @ H))
-    R: Tensor = H @ (X @ Y) @ H.T
-    return R + 1 / D
-
-
-def hyperplane(
-    D: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
-) -> Tensor:
+def hyperplane(D: int) -> Tensor:
     """Orthonormal basis of the hyperplane orthogonal to the ones vector, ``[D, D−1]``."""
-    basis = torch.eye(D, dtype=dtype, device=device)
+    basis = torch.eye(D, dtype=torch.float64)
     basis[:, 0] = 1.0
     Q: Tensor = torch.linalg.qr(basis).Q
     return Q[:, 1:]

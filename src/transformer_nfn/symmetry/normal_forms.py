@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_nfn.functional import Architecture, stage_weights
+from transformer_nfn.functional import Architecture
 from transformer_nfn.spaces import Weights
 from transformer_nfn.spaces.actions.permutation import distances, is_permutation, match_rows
+from transformer_nfn.spaces.axis import under_prefix
 
 SAFETY = 4.0
 MAX_TOLERANCE = 1e-3
@@ -245,6 +246,8 @@ def same_normal_form(architecture: Architecture, u: Weights, v: Weights, unit: f
     if not stages or any(stage.architecture not in NORMAL_FORMS for stage in stages):
         return False
     return all(
-        NORMAL_FORMS[stage.architecture](stage_weights(stage, u), stage_weights(stage, v), unit)
+        NORMAL_FORMS[stage.architecture](
+            under_prefix(u, stage.prefix), under_prefix(v, stage.prefix), unit
+        )
         for stage in stages
     )
