@@ -69,7 +69,7 @@ LARGE_SPLIT_FORWARD = WIDE_LARGE_FORWARD | _unpipelined(
     "QUERIES", {64: (8, 32), 128: (8, 32), 256: (8, 32), 512: (8, 16)}
 )
 LARGE_FORWARD = WIDE_LARGE_FORWARD | {
-    64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64},
+    64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64, "maxnreg": 168},
 }
 WIDE_LARGE_ATTENTION = _unpipelined(
     "KEYS", {16: (1, 16), 32: (2, 32), 64: (4, 64), 128: (8, 64), 256: (8, 16), 512: (8, 16)}

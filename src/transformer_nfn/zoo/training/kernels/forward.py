@@ -160,13 +160,14 @@ def attend(q_ptr, k_ptr, rows, keys, hidden, lse_ptr, real, CONST: tl.constexpr)
     factor: tl.constexpr = LOG2E / CONST.J**0.5
     q = tl.load(q_ptr, mask=rows, other=0.0)
     k = tl.load(k_ptr, mask=keys, other=0.0)
-    v = tl.load(k_ptr + D, mask=keys, other=0.0)
     s = tl.dot(q, tl.trans(k), input_precision=PREC) * factor + hidden[None, :]
     top = tl.max(s, 1)
     p = tl.exp2(s - top[:, None])
     total = tl.sum(p, 1)
     if CONST.train:
         tl.store(lse_ptr, top + tl.log2(total), mask=real)
+    # Read late, v takes the place of q and k in shared memory.
+    v = tl.load(k_ptr + D, mask=keys, other=0.0)
     a = tl.dot(operand(p, DT, PREC), v, input_precision=PREC) / total[:, None]
     return operand(a, DT, PREC)
 
