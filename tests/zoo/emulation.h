@@ -359,7 +359,6 @@ DEV float load_float(u32 at) {
     return x;
 }
 DEV u32 load_word(u32 at) { return emulation::to_bits(load_float(at)); }
-DEV u32 load_byte(const u8* at) { return *at; }
 DEV u32 load_byte(u32 at) { return *emulation::shared_at(at); }
 DEV void load_two(float (&x)[2], u32 at) { std::memcpy(x, emulation::shared_at(at), 8); }
 

@@ -155,7 +155,6 @@ DEV u32 load_word(u32 at) {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
     return x;
 }
-DEV u32 load_byte(const u8* at) { return *at; }
 DEV u32 load_byte(u32 at) {
     u32 x;
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
