@@ -287,6 +287,7 @@ DEV u32 permuted(u32 low, u32 high, u32 choice) {
     }
     return out;
 }
+DEV float as_float(u32 x) { return emulation::to_float(x); }
 DEV float low_half(u32 x) { return emulation::half_of(x, 0); }
 DEV float high_half(u32 x) { return emulation::half_of(x, 1); }
 DEV float exp2_of(float x) { return std::exp2(x); }

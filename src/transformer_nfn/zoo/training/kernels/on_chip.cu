@@ -208,20 +208,24 @@ DEV void layer_norm_backward(Tile& dy, const Fragment& normed, const float (&fac
 
 // Row tile `first` + `i` from or to a matrix in device memory, where the four registers of a lane
 // follow each other; so do those of an odd last block of rows. A tile past the end is the first.
+DEV bool is_half(int first, int i) {
+    return ODD && i == (TILES - 1) % 2 && first + i == TILES - 1;
+}
 DEV void load_tile(Fragment& x, const u32* matrix, int first, int i, int lane) {
-    const int tile = exists(first + i) ? first + i : 0;
-    const bool half = ODD && i == (TILES - 1) % 2 && tile == TILES - 1;
-    const u32* at = matrix + tile * 256 + lane * 4;
+    const u32* at = matrix + (exists(first + i) ? first + i : 0) * 256 + lane * 4;
     load_words(x[0], at);
-    load_words(x[1], at + (half ? 0 : 128));
-    x[1][0] = half ? x[0][2] : x[1][0];
+    load_words(x[1], at + (is_half(first, i) ? 0 : 128));
+}
+// To be called before the tile is used, and not sooner, because it waits for the loads.
+DEV void place_half(Fragment& x, int first, int i) {
+    const bool half = is_half(first, i);
+    x[1][0] = half ? x[0][1] : x[1][0];
     x[1][2] = half ? x[0][3] : x[1][2];
-    x[0][2] = half ? x[0][1] : x[0][2];
 }
 DEV void keep_tile(u32* matrix, const Fragment& x, int first, int i, int lane) {
     u32* at = matrix + (first + i) * 256 + lane * 4;
-    if (ODD && i == (TILES - 1) % 2 && first + i == TILES - 1) {
-        const u32 half[4] = {x[0][0], x[0][2], x[1][0], x[1][2]};
+    if (is_half(first, i)) {
+        const u32 half[4] = {x[0][0], x[1][0], x[0][2], x[1][2]};
         store_words(at, half);
     } else if (exists(first + i)) {
         store_words(at, x[0]);
@@ -279,26 +283,37 @@ struct Weights {
     }
 };
 template <int BY>
-DEV void load_block(u32 to, const float* from) {
+struct BlockWeights {
     Weights<D, 3 * D, BY, D> qkv;
     Weights<D, D, BY> o;
     Weights<D, F, BY> a;
     Weights<F, D, BY> b;
-    qkv.load(from + W_QKV), o.load(from + W_O), a.load(from + W_A), b.load(from + W_B);
-    qkv.store(to + S_QKV), o.store(to + S_O), a.store(to + S_A), b.store(to + S_B);
-}
 
-// c = x·W + c0 for 8 outputs: `w` are their blocks, D inputs high.
+    DEV void load(const float* from) {
+        qkv.load(from + W_QKV), o.load(from + W_O), a.load(from + W_A), b.load(from + W_B);
+    }
+    DEV void store(u32 to) const {
+        qkv.store(to + S_QKV), o.store(to + S_O), a.store(to + S_A), b.store(to + S_B);
+    }
+};
+
+// c = x·W + c0 for 8 outputs: `w` are their blocks, D inputs high, and `b` these loaded.
 template <int COUNT>
-DEV void project(float (&c)[COUNT][4], const Fragment (&x)[COUNT], u32 w, const float (&c0)[4],
-                 const Lanes& l) {
-    u32 b[4];
-    load_transposed(b, w + l.contiguous);
+DEV void project(float (&c)[COUNT][4], const Fragment (&x)[COUNT], const u32 (&b)[4],
+                 const float (&c0)[4]) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         mma(c[i], x[i][0], b[0], b[1], c0);
         add_product(c[i], x[i][1], b[2], b[3]);
     }
+}
+
+template <int COUNT>
+DEV void project(float (&c)[COUNT][4], const Fragment (&x)[COUNT], u32 w, const float (&c0)[4],
+                 const Lanes& l) {
+    u32 b[4];
+    load_transposed(b, w + l.contiguous);
+    project(c, x, b, c0);
 }
 
 // Numbers of a lane's two columns, equal in all rows, as start values of accumulators.
@@ -314,13 +329,22 @@ DEV void load_columns(float (&c)[4], u32 at, int column) {
 template <int COUNT, typename... Trash>
 DEV void project_qkv(const Fragment (&z)[COUNT], u32 w, u32 to, int first, int rows, const Lanes& l,
                      Trash... trash) {
+    // Weights are loaded before the stores that precede their use, which would hold them up.
+    constexpr int COLUMNS_HIGH = D / 8 * BLOCK;
+    u32 b[2][2][4];
+    load_transposed(b[0][0], w + l.contiguous);
+    load_transposed(b[0][1], w + COLUMNS_HIGH + l.contiguous);
 #pragma unroll
     for (int n = 0; n < 3 * D / 16; ++n) {
         float c[2][COUNT][4];  // [8 columns][tile]
         const float zero[4] = {0, 0, 0, 0};
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-            project(c[half], z, w + (2 * n + half) * (D / 8) * BLOCK, zero, l);
+        for (int half = 0; half < 2; ++half) {
+            project(c[half], z, b[n % 2][half], zero);
+            if (n + 1 < 3 * D / 16)
+                load_transposed(b[(n + 1) % 2][half],
+                                w + (2 * n + 2 + half) * COLUMNS_HIGH + l.contiguous);
+        }
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             u32 out[4];
@@ -371,9 +395,10 @@ DEV u32 crop_of(const Step& s, int n, u32 key0, u32 key1) {
 
 // In shared memory: where the pixels of a patch are from its first one on, and the patches.
 constexpr int TABLE = (16 + TOKENS + 3) / 4 * 16;
-DEV void store_table(u32 to, const Step& s, int i) {
+DEV void copy_table(u32 to, const Step& s, int i) {
     if (i < 16 + TOKENS)
-        store_word(to + i * 4, i < PATCH ? s.table[i] : i < 16 ? 0 : s.table[(i - 16) * PATCH]);
+        copy_word(to + i * 4, s.table + (i < PATCH ? i : i < 16 ? 0 : (i - 16) * PATCH),
+                  i < PATCH || i >= 16);
 }
 // 16 patches as an operand, of an image in device or shared memory; white is 1, black −1. The second
 // block of rows only if `rows` is 2.
@@ -425,11 +450,37 @@ DEV void keep_rows(float* to, const float (&x)[2], int tile, const Lanes& l) {
 
 constexpr int F_EMBEDDING = BLOCKS * S_BLOCK, F_BIAS = F_EMBEDDING + 16 * D * 2;
 constexpr int F_BLOCK_BIAS = (F + D) * 4;  // b_A, b_B as float32
-constexpr int F_TABLE = F_BIAS + BLOCKS * F_BLOCK_BIAS + D * 4, F_QKV = F_TABLE + TABLE;
+constexpr int F_POSITIONS = (F_BIAS + BLOCKS * F_BLOCK_BIAS + 127) / 128 * 128;
+constexpr int F_TABLE = F_POSITIONS + TOKENS * D * 4, F_QKV = (F_TABLE + TABLE + 127) / 128 * 128;
 static_assert(CHUNK <= 32 * WARPS, "a lane has one image of the warp");
 constexpr int F_SAMPLE = 12 * ROWS * BLOCK, F_IMAGE = 4 * ROWS * BLOCK;  // instead of keys
 constexpr int FORWARD_SHARED = F_QKV + WARPS * F_SAMPLE;
 static_assert(FORWARD_SHARED <= 230400, "shared memory");
+
+// Positions with the embedding's bias, the start values of a token. A row's blocks of 8 columns are
+// exchanged such that lanes of four rows read different banks.
+DEV u32 position_at(int row, int column) {
+    return row * (D * 4) + ((column / 8 ^ row % 4) * 8 + column % 8) * 4;
+}
+struct Positions {
+    static constexpr int EACH = (TOKENS * D + THREADS - 1) / THREADS;
+    float sums[EACH];
+
+    DEV void load(const float* positions, const float* bias) {
+#pragma unroll
+        for (int n = 0; n < EACH; ++n) {
+            int i = thread() + n * THREADS;
+            sums[n] = i < TOKENS * D ? positions[i] + bias[i % D] : 0.0f;
+        }
+    }
+    DEV void store(u32 to) const {
+#pragma unroll
+        for (int n = 0; n < EACH; ++n) {
+            int i = thread() + n * THREADS;
+            if (i < TOKENS * D) store_float(to + position_at(i / D, i % D), sums[n]);
+        }
+    }
+};
 
 // Scores of two row tiles minus the maximum of their row over the keys there are.
 DEV void subtract_top(float (&score)[2][ROWS + 1][4], float (&top)[2][2], int pair) {
@@ -578,21 +629,26 @@ DEV void forward_samples(const Step& s) {
     const int step = *s.step;
     if (step >= s.steps[m]) return;
     const float* w = s.weights + (i64)m * WEIGHTS;
-#pragma unroll 1
+    // All loads before the first store, which would wait for those before it.
+    BlockWeights<THREADS> blocks[BLOCKS];
+    Weights<PATCH, D, THREADS> embedding;
+    Positions positions;
+#pragma unroll
     for (int b = 0; b < BLOCKS; ++b) {
         const float* from = w + FIRST_BLOCK + b * BLOCK_WEIGHTS;
-        load_block<THREADS>(base + b * S_BLOCK, from);
-        u32 bias = base + F_BIAS + b * F_BLOCK_BIAS;
-        for (int i = thread(); i < F + D; i += THREADS)
-            store_float(bias + i * 4, i < F ? from[B_A + i] : from[B_B + i - F]);
+        const int i = thread();
+        if (i < F + D)
+            copy_word(base + F_BIAS + b * F_BLOCK_BIAS + i * 4, from + (i < F ? B_A + i : B_B + i - F),
+                      true);
+        blocks[b].load(from);
     }
-    Weights<PATCH, D, THREADS> embedding;
+    copy_table(base + F_TABLE, s, thread());
     embedding.load(w);
+    positions.load(s.positions, w + EMBEDDING_BIAS);
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) blocks[b].store(base + b * S_BLOCK);
     embedding.store(base + F_EMBEDDING);
-    const u32 embedding_bias = base + F_BIAS + BLOCKS * F_BLOCK_BIAS;
-    for (int i = thread(); i < D; i += THREADS)
-        store_float(embedding_bias + i * 4, w[EMBEDDING_BIAS + i]);
-    store_table(base + F_TABLE, s, thread());
+    positions.store(base + F_POSITIONS);
 
     const int warp = warp_number();
     const Lanes l((u32)thread() % 32);
@@ -606,6 +662,7 @@ DEV void forward_samples(const Step& s) {
     const u32 crop = crop_of(s, mine, key[0], key[1]);
     u32 image = 0;
     if (begin < end) image = copy_image(qkv + F_IMAGE, s, shuffle_from(number, 0), l.lane);
+    wait_copies();
     sync_block();
 #pragma unroll 1
     for (int n = begin; n < end; n += WARPS) {
@@ -625,22 +682,20 @@ DEV void forward_samples(const Step& s) {
             for (int i = 0; i < 2; ++i)
                 patches(x[i], s, image, base + F_TABLE, first + i, rows_in(first + i), l);
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                float bias[2];
-                load_two(bias, embedding_bias + (8 * k + 2 * l.pair) * 4);
+            for (int k = 0; k < 4; ++k)
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
-                        int row = 16 * (first + i) + l.row + 8 * r;
-                        row = row < TOKENS ? row : TOKENS - 1;
-                        float position[2] = {0, 0};
+                        const int block_row = 16 * (first + i) + 8 * r;
+                        int row = block_row + l.row;
+                        if (block_row + 8 > TOKENS) row = row < TOKENS ? row : TOKENS - 1;
+                        float start[2] = {0, 0};
                         if (r < rows_in(first + i))
-                            load_floats(position, s.positions + row * D + 8 * k + 2 * l.pair);
-                        c[i][k][2 * r] = position[0] + bias[0];
-                        c[i][k][2 * r + 1] = position[1] + bias[1];
+                            load_two(start, base + F_POSITIONS + position_at(row, 8 * k + 2 * l.pair));
+                        c[i][k][2 * r] = start[0];
+                        c[i][k][2 * r + 1] = start[1];
                     }
-            }
 #pragma unroll
             for (int k = 0; k < 4; k += 2) {
                 load_transposed(b, base + F_EMBEDDING + k * 2 * BLOCK + l.contiguous);
@@ -998,6 +1053,21 @@ DEV void copy_rows(u32 to, const Step& s, int m, int n, int block, int row, bool
         copy_word(query_stat(to, head, row), stat + head * STAT_ROWS, true);
 }
 
+// What backward begins a sample with, two row tiles each: the input of the MLP; and the block's
+// output with a lane's number of the gradient of the mean token, or the gradient of that output.
+template <bool LAST>
+DEV void load_inputs(Fragment (&x)[2], Fragment (&z)[2], u32& dpooled, const Step& s, i64 sample,
+                     int block, int first, int lane) {
+    const u32* kept = s.kept + (sample * KEPT + 3 * block) * MATRIX;
+    if (LAST) dpooled = ((const u32*)s.dpooled)[sample * D + lane];
+    if (!exists(first)) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        load_tile(x[i], kept + 2 * MATRIX, first, i, lane);
+        load_tile(z[i], LAST ? kept + 3 * MATRIX : s.between + sample * MATRIX, first, i, lane);
+    }
+}
+
 template <bool FIRST, bool LAST>
 DEV void backward_samples(const Step& s) {
     const u32 base = shared_base();
@@ -1006,9 +1076,11 @@ DEV void backward_samples(const Step& s) {
     if (step >= s.steps[m]) return;
     const int block = FIRST ? 0 : LAST ? BLOCKS - 1 : s.block;
     const float* w = s.weights + (i64)m * WEIGHTS + FIRST_BLOCK + block * BLOCK_WEIGHTS;
-    load_block<BACKWARD_THREADS>(base, w);
+    BlockWeights<BACKWARD_THREADS> weights;
+    weights.load(w);
+    weights.store(base);
     for (int i = thread(); i < F; i += BACKWARD_THREADS) store_float(base + B_BIAS + i * 4, w[B_A + i]);
-    if (FIRST) store_table(base + B_TABLE, s, thread());
+    if (FIRST) copy_table(base + B_TABLE, s, thread());
 
     const u32 warp = warp_number(), group = warp / 4, half = warp % 2, first = 2 * half;
     const Lanes l((u32)thread() % 32);
@@ -1030,6 +1102,8 @@ DEV void backward_samples(const Step& s) {
     }
     // A warp copies the numbers of the rows that it has.
     const int row = half * 32 + l.lane;
+    Fragment x[2], dx[2], z[2];
+    u32 dpooled = 0;
     {
         const int next = chunk * CHUNK + 2 * group + warp / 2 % 2;
         const int known = next < end ? next : end - 1;
@@ -1038,6 +1112,7 @@ DEV void backward_samples(const Step& s) {
             copy_word(mine + SAMPLE_IMAGE + half * 4, number_of(s, m, step, known), true);
             copy_word(mine + SAMPLE_KEY + half * 4, crop_key(s, m, step) + half, true);
         }
+        load_inputs<LAST>(x, z, dpooled, s, (i64)m * s.batch + known, block, first, l.lane);
     }
     wait_copies();
     sync_block();
@@ -1060,43 +1135,37 @@ DEV void backward_samples(const Step& s) {
                 prefetch(s.between + (sample + SAMPLES) * MATRIX + line * 32);
         }
         if (FIRST) prefetch_image(s, load_word(mine + SAMPLE_IMAGE + half * 4), l.lane);
-        // Of two row tiles; what comes from device memory is loaded before it is needed.
+        // Of two row tiles.
         u32 words[2][2];
         float factor[2][2];
-        Fragment x[2], dx[2], z[2];
         Tile c[2];
 
-        float dpooled[4][2];
+        float pooled[4][2];
         if (LAST) {
 #pragma unroll
-            for (int k = 0; k < 4; ++k)
-                load_floats(dpooled[k], s.dpooled + sample * D + 8 * k + 2 * l.pair);
+            for (int k = 0; k < 8; ++k)
+                pooled[k / 2][k % 2] =
+                    as_float(shuffle_from(dpooled, 8 * (k / 2) + 2 * l.pair + k % 2));
         }
-
         // The MLP, 16 neurons at a time: x is its input, dx the gradient of its output.
         if (exists(first)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                load_tile(x[i], kept + 2 * MATRIX, first, i, l.lane);
-                if (LAST) load_tile(z[i], kept + 3 * MATRIX, first, i, l.lane);
-            }
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
                 int tile = first + i;
+                place_half(x[i], first, i), place_half(z[i], first, i);
                 if (LAST) {
 #pragma unroll
                     for (int k = 0; k < 4; ++k)
 #pragma unroll
-                        for (int e = 0; e < 4; ++e) c[i][k][e] = dpooled[k][e % 2];
+                        for (int e = 0; e < 4; ++e) c[i][k][e] = pooled[k][e % 2];
                     rows_of(factor[i], mine, LAST_FACTOR, tile, l);
                     rows_of(words[i], mine, LAST_MASK, tile, l);
                     layer_norm_backward(c[i], z[i], factor[i]);
                     to_operand(dx[i], c[i]);
                     drop(dx[i], words[i], l.pair);
                 } else {
-                    load_tile(dx[i], s.between + sample * MATRIX, first, i, l.lane);
 #pragma unroll
-                    for (int k = 0; k < 8; ++k) dx[i][k / 4][k % 4] = there ? dx[i][k / 4][k % 4] : 0u;
+                    for (int k = 0; k < 8; ++k) dx[i][k / 4][k % 4] = there ? z[i][k / 4][k % 4] : 0u;
                 }
                 if (exists(tile)) {
                     put(mine + C_Y * COLUMN, tile, x[i], l, trash);
@@ -1169,6 +1238,7 @@ DEV void backward_samples(const Step& s) {
         if (exists(first)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
+                place_half(x[i], first, i), place_half(z[i], first, i);
                 if (exists(first + i)) {
                     put(mine + C_A * COLUMN, first + i, x[i], l, trash);
                     put(mine + C_DY * COLUMN, first + i, dx[i], l, trash);
@@ -1269,6 +1339,7 @@ DEV void backward_samples(const Step& s) {
             copy_rows<LAST>(mine, s, m, known, block, row, next < end);
             if (FIRST && l.lane == 0)
                 copy_word(mine + SAMPLE_IMAGE + half * 4, number_of(s, m, step, known), true);
+            load_inputs<LAST>(x, z, dpooled, s, (i64)m * s.batch + known, block, first, l.lane);
         }
         {
             Part sum;

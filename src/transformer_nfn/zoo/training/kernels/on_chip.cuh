@@ -61,6 +61,7 @@ DEV u32 permuted(u32 low, u32 high, u32 choice) {
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(low), "r"(high), "r"(choice));
     return out;
 }
+DEV float as_float(u32 x) { return __uint_as_float(x); }
 DEV float low_half(u32 x) { return __uint_as_float(x << 16); }
 DEV float high_half(u32 x) { return __uint_as_float(x & 0xffff0000u); }
 
