@@ -103,7 +103,7 @@ def test_a_field_is_stated_once_and_for_checkpoints_only(file: Path, tmp_path: P
     done = tnfn("inspect", file, "--set", "nhead=4", "--set", "nhead=8")
     assert (done.returncode, done.stderr) == (2, "error: --set states 'nhead' twice\n")
     assert_refused(
-        "--set nhead: Small Transformer Zoo has no such config field",
+        "#0': --set nhead: Small Transformer Zoo has no such config field",
         "inspect",
         "mnist-sample#0",
         "--set",

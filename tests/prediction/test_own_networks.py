@@ -30,8 +30,8 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for name, w in load_file(path / "model.safetensors").items()
         }
         kind = "loud" if strength > 3 else "quiet"
-        constant = {"same": 1.5, "one": "a", "label": f"run-{seed}"}
-        zoo.add(tensors, f"net-{seed}", config=config, strength=strength, kind=kind, **constant)
+        odd = {"same": 1.5, "one": "a", "label": f"run-{seed}", "note": "" if seed == 9 else kind}
+        zoo.add(tensors, f"net-{seed}", config=config, strength=strength, kind=kind, **odd)
     return zoo.path
 
 
@@ -65,12 +65,17 @@ def test_a_number_is_learned_and_predicted_for_files_and_rows(zoo: Path, tmp_pat
     assert measured["tau"] > 0.5
 
 
-def test_a_class_is_learned(zoo: Path, tmp_path: Path) -> None:
+def test_a_class_is_learned(
+    zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "run"
     record = as_json("train", zoo, "--target", "kind", "--seeds", 1, "--out", out)
     assert record["model"] == "whole_network"
     assert record["target"]["classes"] == ["loud", "quiet"]
     assert record["summary"]["auroc"] > 0.7
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = printed("evaluate", out)
+    assert {"frequent", "calibration"} < set(shown.split())
     (found,) = as_json("predict", out, f"{zoo}#0")
     assert found["label"] in ("loud", "quiet")
     assert sum(found["probabilities"].values()) == pytest.approx(1)
@@ -82,6 +87,7 @@ def test_what_does_not_fit_is_one_sentence(zoo: Path, tmp_path: Path) -> None:
     assert_refused("has no target 'test_accuracy': it has strength, kind, same,", *words[:-1])
     assert_refused("'same' is 1.5 for all networks", *words, "same")
     assert_refused("'one' has one class only, 'a'", *words, "one")
+    assert_refused("'note' is unknown for 1 of 40 networks, such as row 9", *words, "note")
     assert_refused("'label' is 'run-0' for one network only: a class needs two", *words, "label")
     assert_refused("train whole_network, ", *words, "kind", "--model", "transformer_nfn")
     few = ModelZoo.create(tmp_path / "few")

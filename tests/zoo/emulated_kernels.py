@@ -12,14 +12,15 @@ import tempfile
 from pathlib import Path
 
 import torch
-from kernel_cases import bright_images, compare, sized
+from kernel_cases import bright_images, compare, moved_apart, sized, slow_runs
 from torch import Tensor
 
-from transformer_nfn.zoo import SizeGroup, sample
+from transformer_nfn.zoo import Recipe, SizeGroup, sample
 from transformer_nfn.zoo.training.kernels.arguments import Clock
 from transformer_nfn.zoo.training.kernels.on_chip import SOURCE, Kernels, OnChipPass, Step
+from transformer_nfn.zoo.training.kernels.runner import FusedRunner
 from transformer_nfn.zoo.training.randomness import keep_mask
-from transformer_nfn.zoo.training.trainer import initial_weights
+from transformer_nfn.zoo.training.trainer import Training, initial_weights
 
 HEADER = Path(__file__).parent / "emulation.h"
 
@@ -53,11 +54,12 @@ class EmulatedPass(OnChipPass):
         return emulated(defines)
 
     def draw(self, clock: Clock, threshold: Tensor, *, ahead: bool = False) -> None:
-        """Draw the dropout masks of the step; the interpreter takes seconds for it."""
-        bit, step = 1 << torch.arange(32), int(clock.step)
-        for site in range(self.network.dropout_sites):
+        """Draw the dropout masks; the interpreter takes seconds for what this does at once."""
+        bits, step = self.next_bits if ahead else self.bits, int(clock.step) + ahead
+        bit = 1 << torch.arange(32)
+        for site in range(self.network.dropout_sites) if step < clock.drop.shape[1] else ():
             kept = keep_mask(clock.drop[:, step, site], threshold, torch.arange(self.rows), 32)
-            self.bits[:, site, 0] = (kept * bit).sum(-1).to(torch.int32)
+            bits[:, site, 0] = (kept * bit).sum(-1).to(torch.int32)
 
 
 def case(what: str, group: SizeGroup) -> dict[str, tuple[float, float]]:
@@ -78,9 +80,27 @@ def case(what: str, group: SizeGroup) -> dict[str, tuple[float, float]]:
     return found.errors(task)
 
 
+def trained() -> list[float]:
+    """Relative error of what an epoch changes in the weights of runs of three, two and one step."""
+    task, counts = bright_images(28, 4, 2, n=44), [36, 24, 12]
+    runs = slow_runs(len(counts))
+    plain, fused = (
+        Training(task, runs, counts, Recipe(1, 12), "cpu", "torch", torch.float32) for _ in "ab"
+    )
+    start = plain.runner.weights.clone()
+    threshold = plain.runner.threshold  # type: ignore[attr-defined]
+    fused.runner = FusedRunner(task, start.clone(), threshold, "bf16", 12, EmulatedPass)
+    plain.train_epoch(0)
+    fused.train_epoch(0)
+    return moved_apart(start, fused.runner.weights, plain.runner.weights)
+
+
 def main() -> None:
-    """Print the errors of a size for the named cases."""
+    """Print the errors of a size for the named cases, or those of a training."""
     size, *cases = sys.argv[1:]
+    if size == "training":
+        print(json.dumps(trained()))
+        return
     print(json.dumps({what: case(what, SizeGroup.from_name(size)) for what in cases}))
 
 

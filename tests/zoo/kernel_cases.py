@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_nfn.functional import zoo_logits
-from transformer_nfn.zoo import NetworkSizes, Recipe, SizeGroup, sample
+from transformer_nfn.zoo import Config, NetworkSizes, Recipe, SizeGroup, sample
 from transformer_nfn.zoo.sizes import PAPER
 from transformer_nfn.zoo.training.kernels import arguments
 from transformer_nfn.zoo.training.kernels.arguments import Clock
@@ -188,6 +188,18 @@ TASKS: dict[str, Callable[[SizeGroup], Task]] = {
 def sized(task: ImageTask, group: SizeGroup) -> ImageTask:
     """The same images for networks of other sizes."""
     return replace(task, sizes=task.sizes.resized(group))
+
+
+def slow_runs(count: int) -> list[Config]:
+    """Runs of different dropout and train fraction, in which rounding errors do not grow."""
+    alike = dict(optimizer="sgd", learning_rate=7e-3, l2=1e-6, init_std=0.2)
+    return [replace(config, **alike) for config in sample(count)]  # type: ignore[arg-type]
+
+
+def moved_apart(start: Tensor, ours: Tensor, plain: Tensor) -> list[float]:
+    """Relative error of what each network's training changed."""
+    error: list[float] = ((ours - plain).norm(dim=1) / (plain - start).norm(dim=1)).tolist()
+    return error
 
 
 def trained_beside_plain() -> dict[str, float]:

@@ -133,7 +133,7 @@ def cells(**changes: str) -> list[dict[str, Any]]:
         (cells(file="llama-0"), "row 2: 'llama-0' stands in row 1 already"),
         (cells(file="./llama-0/"), "row 2: 'llama-0' stands in row 1 already"),
         (cells(file="gone.pt"), "row 2 ('gone.pt'): there is no such file in"),
-        (cells(file=""), "row 2, column 'file': expected a file, found None"),
+        (cells(file=""), "row 2, column 'file': expected a file, found an empty cell"),
         (cells(file="../nets/llama-0"), "expected a path below the folder of the networks"),
         (cells(file="notes.txt"), "notes.txt"),
         (ROWS[:2], "small.safetensors' has no row in"),
@@ -154,9 +154,11 @@ def test_bad_rows_are_refused_before_anything_is_written(
     ("name", "data", "message"),
     [
         ("t.csv", b"\xff\xfe\x00", "is not UTF-8"),
-        ("t.csv", b"file,loss\na.pt,1,2\n", "row 1: more cells than columns"),
+        ("t.csv", b"file,loss\na.pt,1,2\n", "row 1: expected 2 cells, found 3"),
+        ("t.csv", b"file,loss\na.pt,\0\n", "row 1: a cell holds a NUL character"),
+        ("t.csv", b"file;loss\na.pt;1\n", "found 'file;loss': separate columns by commas"),
         ("t.csv", b"file,loss\n", "has no rows"),
-        ("t.csv", b"", "expected a column 'file'"),
+        ("t.csv", b"", "expected a column 'file' with the files, found none"),
         ("t.csv", b"file,loss,loss\na.pt,1,2\n", "has two columns 'loss'"),
         ("t.parquet", b"PAR1", "is not a table in Parquet"),
         ("t.jsonl", b'{"file": "a"}\n[1]\n', "line 2' is not an object in JSON"),
@@ -185,7 +187,7 @@ def test_files_of_no_family_or_with_nan_are_refused_or_skipped(
     assert_refused("'model.norm.weight' expected numbers, found NaN or infinity (1 more", *words)
     plan = as_json(*words, "--dry-run", "--skip")["files"]
     assert [each["action"] for each in plan] == ["skip", "import", "import", "skip"]
-    assert "those of no known family" in plan[3]["reason"]
+    assert plan[3]["reason"].endswith("those of no known family (tnfn architectures)")
     assert not (tmp_path / "zoo").exists()
     done = tnfn(*words, "--dry-run")
     assert (done.returncode, "deep/llama-1" in done.stdout) == (2, True)
@@ -211,13 +213,16 @@ def test_what_a_state_dict_does_not_say_is_stated_and_kept(tmp_path: Path) -> No
     table = write_table(tmp_path / "t.csv", [{"file": "a.pt", "x": 1}])
     words = ("zoo", "import", nets, "--targets", table, "--out", tmp_path / "zoo")
     assert_refused("nhead", *words)
+    assert_refused("a.pt': --set n_head: ", *words, "--set", "n_head=4")
     stated = ("--set", "nhead=4", "--set", "norm_first=true", "--set", "activation=gelu")
     printed(*words, *stated)
     with ModelZoo.open(tmp_path / "zoo")[0] as model:
         assert model.description.stacks[0].blocks[0].attention.heads == 4
 
 
-def test_add_takes_a_model_of_transformers_a_module_and_tensors(tmp_path: Path) -> None:
+def test_add_takes_a_model_of_transformers_a_module_and_tensors(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     import transformers
 
     config = transformers.ViTConfig(
@@ -229,7 +234,11 @@ def test_add_takes_a_model_of_transformers_a_module_and_tensors(tmp_path: Path) 
     stated = {"nhead": 4, "norm_first": False, "activation": "relu"}
     module = encoder(norm_first=False, final=False, activation="relu")
     zoo = ModelZoo.create(tmp_path / "zoo")
+    transformers.logging.enable_progress_bar()
     assert zoo.add(vit, accuracy=torch.tensor(0.5), poisoned=True) == 0
+    assert capfd.readouterr() == ("", "")  # no bar for each network of a training loop
+    assert transformers.logging.is_progress_bar_enabled()
+    transformers.logging.disable_progress_bar()
     assert zoo.add(module, "mine", config=stated, accuracy=np.float32(0.25), poisoned=False) == 1
     tensors = load_file(folder / "model.safetensors")
     llama = json.loads((folder / "config.json").read_text())

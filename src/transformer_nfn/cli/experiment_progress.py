@@ -118,7 +118,8 @@ def class_table(records: list[RunRecord], title: str) -> Table:
     table = Table(title=title)
     table.add_column("model", no_wrap=True)
     for name in ("accuracy", "most frequent", "AUROC", "calibration error", "90 % holds", "size"):
-        table.add_column(name, justify="right")
+        longest = max(map(len, name.split()))
+        table.add_column(name, justify="right", min_width=longest)
     for record in sorted(records, key=lambda record: -record.summary["accuracy"]):
         s = record.summary
         table.add_row(

@@ -45,7 +45,10 @@ BatchOption = Annotated[
 def train_command(
     zoo: Annotated[
         Path | None,
-        typer.Argument(help="A zoo, from `tnfn zoo build`, or its name.", callback=named("zoo")),
+        typer.Argument(
+            help="A zoo, from `tnfn zoo build` or `tnfn zoo import`, or its name.",
+            callback=named("zoo"),
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder to write.")] = None,
     model: Annotated[
@@ -337,10 +340,10 @@ def predict_command(
     settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict the accuracy of networks from their weights.
+    """Predict accuracy, or another target, from weights.
 
     Every prediction has a 90 % interval, which widens with the distance to the training set.
-    Networks that look damaged get a warning. For networks of a zoo the measured accuracy is shown.
+    Networks that look damaged get a warning. For networks of a zoo the recorded value is shown.
     Tensors that the networks of the zoo do not have are ignored and listed; another architecture is
     rejected. For state dicts of your own modules --set states what these do not, and the mapping of
     their tensors is shown.

@@ -94,7 +94,8 @@ def build(
     dtype: Annotated[str, typer.Option(help="Store weights as float32 or float16.")] = "float32",
     shard_runs: Annotated[int | None, typer.Option(help="Runs trained at once.")] = None,
     path: Annotated[
-        str, typer.Option(help="Code of a training step: auto, native, torch or compiled.")
+        str,
+        typer.Option(help="Code of a step: auto, native, torch, compiled, fused or on-chip."),
     ] = "auto",
     width: Annotated[
         str, typer.Option(metavar="W[,W…]", help="Of the networks (32, the paper's), or several.")

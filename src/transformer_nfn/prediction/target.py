@@ -203,9 +203,11 @@ def target_values(zoo: Zoo | ModelZoo, column: str, rows: np.ndarray) -> np.ndar
         values = table[column][rows]
     else:
         raise RunError(
-            f"'{zoo.path}' has no target '{column[:60]}': it has {', '.join(target_columns(zoo))}"
+            f"'{zoo.path}' has no target '{column[:60]}': it has {', '.join(target_columns(zoo))}, "
+            "to choose by --target"
         )
-    if values.dtype.kind == "f" and len(missing := np.flatnonzero(~np.isfinite(values))):
+    unknown = ~np.isfinite(values) if values.dtype.kind == "f" else values == ""
+    if len(missing := np.flatnonzero(unknown)):
         raise RunError(
             f"'{zoo.path}': '{column}' is unknown for {len(missing)} of {len(rows)} networks, "
             f"such as row {rows[missing[0]]}"

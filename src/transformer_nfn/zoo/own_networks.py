@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transformer_nfn.checkpoints.families import Model, OpenOptions
+from transformer_nfn.checkpoints.families import Model, OpenOptions, UnknownFamilyError
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.checkpoint import checkpoint_paths
 from transformer_nfn.io.files import atomic_folder
@@ -213,6 +213,13 @@ def _planned(
     check_name(plain_name(file))
     if zoo is not None and len(zoo):
         check_targets(targets, zoo.config(0), file, zoo.path)
-    with open_network(folder / file, options) as model:
+    try:
+        network = open_network(folder / file, options)
+    except UnknownFamilyError:
+        raise ImportFileError(
+            f"'{folder / file}' has no config.json with a model_type, and its tensors are those of "
+            "no known family (tnfn architectures)"
+        ) from None
+    with network as model:
         model.check_numbers()
         return Planned(file, model.binding.family.name, targets=targets)

@@ -170,8 +170,13 @@ def read_csv_rows(data: bytes, where: str) -> tuple[list[str], list[dict[str, st
     except csv.Error as error:
         raise ImportFileError(f"'{where}' is not a table in CSV: {error}") from error
     for number, row in enumerate(rows, 1):
-        if None in row or "\0" in "".join(value or "" for value in row.values()):
-            raise ImportFileError(f"'{where}', row {number}: more cells than columns, or a NUL")
+        if None in row:
+            raise ImportFileError(
+                f"'{where}', row {number}: expected {len(header)} cells, found "
+                f"{len(header) + len(row[None])}"
+            )
+        if "\0" in "".join(value or "" for value in row.values()):
+            raise ImportFileError(f"'{where}', row {number}: a cell holds a NUL character")
     return header, rows
 
 
@@ -217,9 +222,10 @@ def _check_once(names: Iterable[str], where: str) -> None:
 
 def _check_header(names: list[str], where: str, key: str) -> None:
     if key not in names:
+        found = ", ".join(map(repr, names))[:200] or "none"
+        comma = ": separate columns by commas" if re.search(r"[;\t]", "".join(names)) else ""
         raise ImportFileError(
-            f"'{where}' expected a column '{key}' with the {key}s, found "
-            f"{', '.join(map(repr, names))[:200]}"
+            f"'{where}' expected a column '{key}' with the {key}s, found {found}{comma}"
         )
     _check_names([name for name in names if name != key], f"'{where}'")
 
@@ -238,7 +244,7 @@ def _file_name(cell: Any, where: str) -> str:
     """The path of a network relative to its folder, without ``./`` and a slash at its end."""
     path = PurePosixPath(cell.strip()) if isinstance(cell, str) else PurePosixPath()
     if path == PurePosixPath():
-        raise ImportFileError(f"{where}: expected a file, found {cell!r}")
+        raise ImportFileError(f"{where}: expected a file, found {_shown(cell)}")
     long = any(len(part.encode(errors="replace")) > 255 for part in path.parts)
     if path.is_absolute() or ".." in path.parts or long or not str(path).isprintable():
         raise ImportFileError(
@@ -260,12 +266,16 @@ def _typed(table: TargetTable, name: str, cells: list[Any], *, texts: bool) -> I
         if value is not None and text != numbers and (text or np.isfinite(value)):
             yield value
             continue
-        found = "an empty cell" if cell is None or cell == "" else repr(cell)[:60]
         expected = "a finite number" if numbers else "a text"
         table.problems.setdefault(
-            at, f"{table.place(at)}, column '{name}': expected {expected}, found {found}"
+            at, f"{table.place(at)}, column '{name}': expected {expected}, found {_shown(cell)}"
         )
         yield 0 if numbers else ""
+
+
+def _shown(cell: Any) -> str:
+    """What errors call a cell."""
+    return "an empty cell" if cell is None or cell == "" else repr(cell)[:60]
 
 
 def _parse(text: str) -> Value:

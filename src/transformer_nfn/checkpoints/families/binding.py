@@ -100,7 +100,7 @@ def bind(family: Family, checkpoint: Checkpoint, settings: Mapping[str, Any]) ->
     """
     where = checkpoint.where
     infos = {name: checkpoint.info(name) for name in checkpoint}
-    config = complete_config(family, checkpoint.config, settings)
+    config = complete_config(family, checkpoint.config, settings, where)
     keys = standard_names(family, infos)
     prefix = find_prefix(family, keys, where)
     blocks = count_blocks(family, keys, prefix)
@@ -203,7 +203,7 @@ def with_settings(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
 
 
 def complete_config(
-    family: Family, config: Mapping[str, Any], settings: Mapping[str, Any]
+    family: Family, config: Mapping[str, Any], settings: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
     """A config with what its names imply and a user states.
 
@@ -213,8 +213,8 @@ def complete_config(
     for name in settings:
         if name not in family.fields():
             raise CheckpointError(
-                f"--set {name}: {family.title} has no such config field, expected one of "
-                f"{', '.join(family.fields())}"
+                f"'{where}': --set {name}: {family.title} has no such config field, expected one "
+                f"of {', '.join(family.fields())}"
             )
     stated = {**family.config, **config, **settings}
     presets: dict[str, Any] = {}

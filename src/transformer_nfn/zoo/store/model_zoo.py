@@ -7,6 +7,7 @@ import io
 import operator
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -356,7 +357,8 @@ def opened(model: Source, config: Mapping[str, Any] | None = None) -> Iterator[M
     elif hasattr(model, "save_pretrained"):
         # The names of a model's files are not always those of its modules.
         with tempfile.TemporaryDirectory() as scratch:
-            model.save_pretrained(scratch)  # type: ignore[operator]
+            with _without_progress_bars():
+                model.save_pretrained(scratch)  # type: ignore[operator]
             with open_network(scratch, options) as network:
                 yield network
     else:
@@ -368,6 +370,20 @@ def opened(model: Source, config: Mapping[str, Any] | None = None) -> Iterator[M
                 )
         held = {name: w.detach().cpu() for name, w in tensors.items()}
         yield read_model(Checkpoint("the network", InMemory(held), config), Path("the network"))
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Silence `transformers`, which shows a bar for every model that it saves."""
+    logging = getattr(sys.modules.get("transformers"), "logging", None)
+    if logging is None or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def open_network(path: str | Path, options: OpenOptions) -> Model:

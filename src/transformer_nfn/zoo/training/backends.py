@@ -235,8 +235,8 @@ def why_not_on_chip(sizes: NetworkSizes | None, device: str, precision: str) -> 
     if precision != "bf16":
         return f"the on-chip kernels multiply in bf16, not {precision}"
     if sizes is not None:
-        if not 1 <= sizes.patch <= 16 or sizes.tokens > 56:
-            return "the on-chip kernels are for images of at most 56 patches of 16 pixels"
+        if not 1 <= sizes.patch <= 16 or sizes.tokens > 49:
+            return "the on-chip kernels are for images of at most 49 patches of 16 pixels"
         if (sizes.d_model, sizes.heads, sizes.d_ff) != (WIDTH, HEADS, HIDDEN) or sizes.blocks > 3:
             return (
                 f"the on-chip kernels are for width {WIDTH}, {HEADS} heads, {HIDDEN} neurons and "
