@@ -369,7 +369,6 @@ DEV void load_words(u32 (&x)[4], const u32* at) {
     if (reinterpret_cast<uintptr_t>(at) % 16) emulation::fail("words not at a multiple of 16 bytes");
     std::memcpy(x, at, 16);
 }
-DEV void load_floats(float (&x)[2], const float* at) { std::memcpy(x, at, 8); }
 DEV void store_words(u32* at, const u32 (&x)[4]) {
     if (reinterpret_cast<uintptr_t>(at) % 16) emulation::fail("words not at a multiple of 16 bytes");
     std::memcpy(at, x, 16);

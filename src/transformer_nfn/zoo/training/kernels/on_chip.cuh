@@ -183,9 +183,6 @@ DEV void load_words(u32 (&x)[4], const u32* at) {
                  : "l"(at)
                  : "memory");
 }
-DEV void load_floats(float (&x)[2], const float* at) {
-    asm volatile("ld.global.v2.f32 {%0,%1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "l"(at) : "memory");
-}
 DEV void store_words(u32* at, const u32 (&x)[4]) {
     asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(x[0]), "r"(x[1]),
                  "r"(x[2]), "r"(x[3])
