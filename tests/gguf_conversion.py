@@ -79,6 +79,7 @@ def write_gguf(
     permute: bool = True,
     extra: dict[str, Tensor] | None = None,
     raw: dict[str, tuple[str, np.ndarray]] | None = None,
+    metadata: dict[str, float] | None = None,
 ) -> Path:
     """Convert a hub folder.
 
@@ -89,11 +90,14 @@ def write_gguf(
         permute: reorder the queries and keys of Llama, which its rotary positions need.
         extra: further tensors.
         raw: tensors whose type and bytes are given.
+        metadata: further numbers, by key without the architecture.
     """
     config = json.loads((folder / "config.json").read_text())
     model_type = config["model_type"]
     writer = gguf.GGUFWriter(out, ARCHITECTURES.get(model_type, model_type))
     _write_config(writer, config)
+    for key, number in (metadata or {}).items():
+        writer.add_float32(f"{writer.arch}.{key}", number)
     for key, stored in load_file(folder / "model.safetensors").items():
         name = _renamed(key.removeprefix("bert."), NAMES[model_type])
         if name is None:

@@ -116,6 +116,18 @@ def test_the_inner_basis_does_not_matter(bases: dict[str, Path], tmp_path: Path)
     assert json.loads(tnfn("inspect", adapter, "--json").stdout)["symmetry_parameters"] == 96
 
 
+def test_adapters_of_bases_by_other_names(bases: dict[str, Path], tmp_path: Path) -> None:
+    """The same change of two models is not one function."""
+    adapter = write_adapter(bases["llama"], tmp_path / "a")
+    other = rebase(adapter, tmp_path / "b")
+    config = json.loads((other / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = "somebody/another-model"
+    (other / "adapter_config.json").write_text(json.dumps(config))
+    done = tnfn("compare", adapter, other)
+    assert (done.returncode, done.stdout.split(":")[0]) == (3, "unclear")
+    assert "'somebody/some-model' and 'somebody/another-model'" in done.stdout
+
+
 def test_a_small_change_of_one_factor_is_seen(bases: dict[str, Path], tmp_path: Path) -> None:
     adapter = write_adapter(bases["llama"], tmp_path / "a")
     other = rebase(adapter, tmp_path / "b")
@@ -175,7 +187,9 @@ def test_bad_adapters_are_refused_in_one_sentence(bases: dict[str, Path], tmp_pa
     assert "expected factors A and B" in _message(other, llama)
     for field, value, words in (
         ("r", 3, "expected rank 3"), ("lora_alpha", "x", "lora_alpha expected a number"),
-        ("use_dora", True, "DoRA"), ("peft_type", "IA3", "peft_type expected LORA, found 'IA3'"),
+        ("use_dora", True, "DoRA"), ("init_lora_weights", "pissa_niter_4", "taken from its base"),
+        ("layer_replication", [[1, 2], [0, 1]], "repeated blocks"),
+        ("peft_type", "IA3", "peft_type expected LORA, found 'IA3'"),
     ):  # fmt: skip
         folder = write_adapter(llama, tmp_path / field, **({} if field == "r" else {field: value}))
         config = json.loads((folder / "adapter_config.json").read_text())

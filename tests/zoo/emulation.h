@@ -359,7 +359,6 @@ DEV float load_float(u32 at) {
     return x;
 }
 DEV u32 load_word(u32 at) { return emulation::to_bits(load_float(at)); }
-DEV u32 load_byte(const u8* at) { return *at; }
 DEV u32 load_byte(u32 at) { return *emulation::shared_at(at); }
 DEV void load_two(float (&x)[2], u32 at) { std::memcpy(x, emulation::shared_at(at), 8); }
 
@@ -370,7 +369,6 @@ DEV void load_words(u32 (&x)[4], const u32* at) {
     if (reinterpret_cast<uintptr_t>(at) % 16) emulation::fail("words not at a multiple of 16 bytes");
     std::memcpy(x, at, 16);
 }
-DEV void load_floats(float (&x)[2], const float* at) { std::memcpy(x, at, 8); }
 DEV void store_words(u32* at, const u32 (&x)[4]) {
     if (reinterpret_cast<uintptr_t>(at) % 16) emulation::fail("words not at a multiple of 16 bytes");
     std::memcpy(at, x, 16);

@@ -148,23 +148,30 @@ class AdapterComparison:
     """Two adapters, compared by their products.
 
     Attributes:
-        same: every change agrees within rounding.
+        same: every change agrees within rounding; None where they do and the adapters name
+            different bases, which may be one model under two names.
         changes: by name of the matrix.
         single: matrices that only one of the two changes.
         replaced: tensors stored in full that differ.
         allowed: rounding errors up to which a change agrees.
+        bases: the different names of their bases.
     """
 
-    same: bool
+    same: bool | None
     changes: Mapping[str, ChangeComparison]
     single: tuple[str, ...]
     replaced: tuple[str, ...]
     allowed: float
+    bases: tuple[str, str] | None = None
 
     def __str__(self) -> str:
         """One sentence."""
+        agree = f"all {len(self.changes)} changes agree up to the basis of their factors"
         if self.same:
-            return f"same: all {len(self.changes)} changes agree up to the basis of their factors"
+            return f"same: {agree}"
+        if self.same is None and self.bases is not None:
+            a, b = (repr(name[:80]) for name in self.bases)
+            return f"unclear: {agree}, of bases that are named {a} and {b}: compare these too"
         wrong = [name for name, c in self.changes.items() if c.excess > self.allowed]
         worst = max(wrong, key=lambda name: self.changes[name].distance, default="")
         words = [
@@ -209,9 +216,20 @@ def compare_adapters(a: Adapter, b: Adapter) -> AdapterComparison:
     names = a.replaced.keys() | b.replaced.keys()
     replaced = tuple(sorted(name for name in names if not _equal(a, b, name)))
     agree = all(change.excess <= allowed for change in changes.values())
-    return AdapterComparison(
-        agree and not single and not replaced, changes, single, replaced, allowed
-    )
+    same: bool | None = agree and not single and not replaced
+    bases = _different_bases(a, b)
+    same = None if same and bases is not None else same
+    return AdapterComparison(same, changes, single, replaced, allowed, bases)
+
+
+def _different_bases(a: Adapter, b: Adapter) -> tuple[str, str] | None:
+    """What two adapters call their bases, unless that is one name or one folder."""
+    first, second = (side.config.get(BASE_FIELD) for side in (a, b))
+    if not isinstance(first, str) or not isinstance(second, str) or first == second:
+        return None
+    if a.base is not None and b.base is not None and a.base.resolve() == b.base.resolve():
+        return None
+    return first, second
 
 
 def _compare(

@@ -31,8 +31,12 @@ UNSUPPORTED = {
     "lora_bias": "biases of factors (lora_bias)",
     "megatron_config": "Megatron layers",
     "trainable_token_indices": "single trained tokens (trainable_token_indices)",
+    "layer_replication": "repeated blocks (layer_replication)",
+    "alora_invocation_tokens": "factors that some tokens turn on (alora_invocation_tokens)",
 }
 """Fields of the config that change what the factors mean, and their names in errors."""
+OF_THE_BASE = ("pissa", "olora", "corda", "loftq")
+"""Initialisations that PEFT subtracts from the base whenever it loads such an adapter."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,10 @@ class Adapter(OpenFiles):
         for name, words in UNSUPPORTED.items():
             if config.get(name):
                 raise CheckpointError(f"'{where}': an adapter with {words} is not supported")
+        start = str(config.get("init_lora_weights")).lower()
+        if start.startswith(OF_THE_BASE):
+            words = f"factors taken from its base (init_lora_weights {start[:20]!r})"
+            raise CheckpointError(f"'{where}': an adapter with {words} is not supported")
         factors: dict[str, dict[str, str]] = {}
         embedded: set[str] = set()
         self.replaced: dict[str, str] = {}

@@ -1,6 +1,7 @@
 """GGUF files, converted as llama.cpp does, are read as the folders they come from."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from safetensors.torch import load_file
 import tiny_families
 from gguf_conversion import write_gguf
 from tnfn_command import tnfn
-from transformer_nfn.checkpoints import open_model
+from transformer_nfn.checkpoints import open_model, relate
 from transformer_nfn.checkpoints.families.gguf import architectures
 from transformer_nfn.errors import CheckpointError
+from transformer_nfn.functional.description import RotaryScaling
 from transformer_nfn.io import Checkpoint
 
 CASES = (
@@ -176,6 +178,32 @@ def test_llama_3_factors_of_frequencies(folders: dict[str, Path], tmp_path: Path
         else:
             with pytest.raises(CheckpointError, match=r"rope_freqs.* expected the factors"):
                 open_model(file)
+
+
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_rotary_factor_without_a_type_is_linear(
+    key: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    plain = write_gguf(folders["qwen2"], tmp_path / "plain.gguf")
+    file = write_gguf(folders["qwen2"], tmp_path / "scaled.gguf", metadata={key: 4.0})
+    with open_model(file) as model, open_model(plain) as other:
+        scaling = model.description.stacks[0].blocks[0].attention.rotary_scaling
+        assert scaling == RotaryScaling("linear", 4.0)
+        assert relate(other, model).same_function is False
+
+
+def test_metadata_that_change_rotary_positions(folders: dict[str, Path], tmp_path: Path) -> None:
+    half = shutil.copytree(folders["qwen2"], tmp_path / "half")
+    config = json.loads((half / "config.json").read_text())
+    config["rope_parameters"]["partial_rotary_factor"] = 0.5
+    (half / "config.json").write_text(json.dumps(config))
+    with open_model(write_gguf(half, tmp_path / "half.gguf")) as model:
+        assert model.description.stacks[0].blocks[0].attention.rotary == 4
+    file = write_gguf(
+        folders["qwen2"], tmp_path / "m.gguf", metadata={"rope.scaling.attn_factor": 1.2}
+    )
+    with pytest.raises(CheckpointError, match=r"attn_factor expected 1, found 1\.2"):
+        open_model(file)
 
 
 def test_a_disguise_of_a_file_is_a_folder(folders: dict[str, Path], tmp_path: Path) -> None:

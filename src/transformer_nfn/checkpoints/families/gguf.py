@@ -114,10 +114,24 @@ def _config(architecture: Architecture, fields: Mapping[str, Any], where: str) -
             continue
         except SpaceError as error:
             raise CheckpointError(f"'{where}': metadata: {name}: {error}") from None
-    scaling = tree.get("rope", {}).get("scaling", {}) if isinstance(tree.get("rope"), dict) else {}
-    if isinstance(scaling, dict) and scaling.get("type", "none") != "none":
-        config["rope_scaling"] = {"rope_type": scaling["type"], "factor": scaling.get("factor")}
+    rope = tree.get("rope")
+    if isinstance(rope, dict) and (scaling := _rotary_scaling(rope, where)) is not None:
+        config["rope_scaling"] = scaling
     return config
+
+
+def _rotary_scaling(rope: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    """The scheme that metadata state as llama.cpp reads them: a factor without a type is linear."""
+    scaling = rope.get("scaling", {})
+    scaling = scaling if isinstance(scaling, dict) else {}
+    factor = scaling.get("factor", rope.get("scale_linear")) or None
+    kind = scaling.get("type", "none" if factor is None else "linear")
+    if scaling.get("attn_factor", 1.0) != 1.0:
+        raise CheckpointError(
+            f"'{where}': metadata: rope.scaling.attn_factor expected 1, found "
+            f"{shown(scaling['attn_factor'])}"
+        )
+    return None if kind == "none" else {"rope_type": kind, "factor": factor}
 
 
 def _names(architecture: Architecture, checkpoint: Checkpoint) -> dict[str, str]:

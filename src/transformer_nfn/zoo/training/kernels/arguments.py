@@ -62,14 +62,14 @@ def _unpipelined(name: str, tiles: dict[int, tuple[int, int]]) -> dict[int, Opti
 
 # Not measured, chosen by what the compiler reports: for tokens of more than 32 numbers or heads
 # that fill more than 32 in their tiles, and for heads of more than 16.
-WIDE_LARGE_FORWARD = _unpipelined(
+LARGE_FORWARD = _unpipelined(
     "QUERIES", {16: (4, 16), 32: (4, 32), 64: (4, 64), 128: (8, 64), 256: (8, 64), 512: (8, 32)}
 )
-LARGE_SPLIT_FORWARD = WIDE_LARGE_FORWARD | _unpipelined(
+LARGE_SPLIT_FORWARD = LARGE_FORWARD | _unpipelined(
     "QUERIES", {64: (8, 32), 128: (8, 32), 256: (8, 32), 512: (8, 16)}
 )
-LARGE_FORWARD = WIDE_LARGE_FORWARD | {
-    64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64, "maxnreg": 168},
+HEAD_FORWARD = LARGE_FORWARD | {
+    64: {"num_warps": 4, "num_stages": 2, "QUERIES": 64},
 }
 WIDE_LARGE_ATTENTION = _unpipelined(
     "KEYS", {16: (1, 16), 32: (2, 32), 64: (4, 64), 128: (8, 64), 256: (8, 16), 512: (8, 16)}
@@ -80,9 +80,14 @@ LARGE_ATTENTION = WIDE_LARGE_ATTENTION | {
 
 
 class RowOptions(NamedTuple):
-    """Options of the other kernels, with the rows and neurons that are processed at a time."""
+    """Options of the other kernels, with the rows and neurons that are processed at a time.
+
+    ``after`` is of `rows_forward`, which with `attention_forward` replaces `block_forward` in
+    training; ``mlp`` is of `mlp_gradients`. None: the kernel is not used.
+    """
 
     embed: Options
+    after: Options | None
     rows: Options
     mlp: Options | None
     projections: Options
@@ -92,6 +97,7 @@ class RowOptions(NamedTuple):
 
 ROWS = RowOptions(
     embed={"num_warps": 4, "num_stages": 3, "ROWS": 64},
+    after=None,
     rows={"num_warps": 4, "num_stages": 3, "ROWS": 64, "NEURONS": 64},
     mlp=None,
     projections={"num_warps": 4, "num_stages": 2, "ROWS": 64, "maxnreg": 128},
@@ -100,6 +106,7 @@ ROWS = RowOptions(
 )
 LARGE_ROWS = RowOptions(
     embed={"num_warps": 4, "num_stages": 2, "ROWS": 64},
+    after={"num_warps": 4, "num_stages": 1, "ROWS": 64, "maxnreg": 168},
     rows={"num_warps": 4, "num_stages": 2, "ROWS": 64, "NEURONS": 64},
     mlp={"num_warps": 4, "num_stages": 2, "ROWS": 64, "NEURONS": 64},
     projections={"num_warps": 4, "num_stages": 2, "ROWS": 64},
@@ -108,6 +115,7 @@ LARGE_ROWS = RowOptions(
 )
 WIDE_LARGE_ROWS = LARGE_ROWS._replace(
     embed={"num_warps": 4, "num_stages": 3, "ROWS": 32},
+    after={"num_warps": 4, "num_stages": 1, "ROWS": 64},
     rows={"num_warps": 8, "num_stages": 2, "ROWS": 32, "NEURONS": 64},
     projections={"num_warps": 8, "num_stages": 2, "ROWS": 32},
 )
@@ -374,7 +382,10 @@ class Constants(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Launch options of a pass: of the attention kernels by the tokens of a tile."""
+    """Launch options of a pass: of the attention kernels by the tokens of a tile.
+
+    ``forward`` is of `block_forward` or `attention_forward`, ``attention`` of `attention_backward`.
+    """
 
     forward: dict[int, Options]
     attention: dict[int, Options]
@@ -383,17 +394,17 @@ class Launch(NamedTuple):
 
 def launch_options(constants: Constants, wide: bool) -> Launch:
     """Launch options for networks of these sizes; ``wide`` activations have 32 bits."""
-    forward = WIDE_FORWARD if wide else FORWARD
-    if constants.products == "tf32x3":
-        forward = SPLIT_FORWARD
-    if max(constants.DD, constants.H * constants.JJ) > 32:
-        forward = WIDE_LARGE_FORWARD if wide else LARGE_FORWARD
-        if constants.products == "tf32x3":
-            forward = LARGE_SPLIT_FORWARD
     attention = WIDE_ATTENTION if wide else ATTENTION
     if constants.JJ > 16:
         attention = WIDE_LARGE_ATTENTION if wide else LARGE_ATTENTION
     other = ROWS
     if constants.DD > 32:
         other = WIDE_LARGE_ROWS if wide else LARGE_ROWS
+    forward = WIDE_FORWARD if wide else FORWARD
+    if constants.products == "tf32x3":
+        forward = SPLIT_FORWARD
+    if max(constants.DD, constants.H * constants.JJ) > 32:
+        forward = LARGE_SPLIT_FORWARD if constants.products == "tf32x3" else LARGE_FORWARD
+        if other.after is not None and not wide:
+            forward = HEAD_FORWARD
     return Launch(forward, attention, other)

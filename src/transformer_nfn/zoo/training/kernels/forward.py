@@ -1,4 +1,4 @@
-"""Forward kernels: the embedding, then one kernel per transformer block."""
+"""Forward kernels: the embedding, then one kernel per transformer block (wide ones: two)."""
 
 from __future__ import annotations
 
@@ -297,3 +297,115 @@ def block_forward(
                 project(y, weights, next_acts, follow, begin + t, real, CONST)
         if LAST:
             tl.store(pooled_ptr + (m * B + n).to(tl.int64) * D + d, mean / L, mask=wide)
+
+
+@triton.jit
+def attention_forward(
+    acts, clock, sizes, CONST: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr
+):
+    """Outputs of a head for samples ``chunk·S …``, ``QUERIES`` tokens at a time.
+
+    With `rows_forward` it does in training what `block_forward` does, for tokens so wide that both
+    together leave few programs to a multiprocessor. As in `attention_backward` the heads of a
+    network are neighbours in the grid.
+    """
+    S: tl.constexpr = CONST.S
+    D: tl.constexpr = CONST.D
+    T: tl.constexpr = TILE.tokens
+    SHORTER: tl.constexpr = TILE.shorter
+    m = tl.program_id(0) // CONST.H
+    head = tl.program_id(0) % CONST.H
+    chunk = tl.program_id(1)
+    _step, L = batch_now(clock, sizes, m)
+    if (L > T) | (L <= SHORTER):
+        return
+    u = tl.arange(0, T)
+    j = head * CONST.J + tl.arange(0, CONST.JJ)
+    entry = inside(tl.arange(0, CONST.JJ), CONST.J, CONST.JJ)[None, :]
+    keys = (u < L)[:, None] & entry
+    hidden = tl.where(u < L, 0.0, float("-inf"))
+    first = m.to(tl.int64) * sizes.rows
+    for n in range(chunk * S, tl.minimum(chunk * S + S, sizes.batch)):
+        begin = first + n * L
+        k = acts.qkv + (begin + u)[:, None] * (3 * D) + D + j[None, :]
+        for i in range(T // QUERIES):
+            t = i * QUERIES + tl.arange(0, QUERIES)
+            real = t < L
+            rows = real[:, None] & entry
+            q = acts.qkv + (begin + t)[:, None] * (3 * D) + j[None, :]
+            lse = acts.stats + begin * CONST.stats + head * L + t
+            # See `block_forward`.
+            a = attend(q, k + i * sizes.zero, rows, keys, hidden, lse, real, CONST)
+            tl.store(acts.a + (begin + t)[:, None] * D + j[None, :], a, mask=rows)
+
+
+@triton.jit
+def rows_forward(
+    acts, next_acts, pooled_ptr, w_ptr, dropout, clock, sizes, CONST: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The part of `block_forward` after the heads' outputs, in training, ``ROWS`` at a time."""
+    S: tl.constexpr = CONST.S
+    D: tl.constexpr = CONST.D
+    DD: tl.constexpr = CONST.DD
+    F: tl.constexpr = CONST.F
+    H: tl.constexpr = CONST.H
+    PREC: tl.constexpr = CONST.products
+    LAST: tl.constexpr = len(CONST.layout.blocks) == BLOCK + 1
+    offset: tl.constexpr = CONST.layout.blocks[BLOCK]
+    m = tl.program_id(0)
+    chunk = tl.program_id(1)
+    _step, L = batch_now(clock, sizes, m)
+    if L == 0:
+        return
+    DT: tl.constexpr = acts.a.dtype.element_ty
+    d = tl.arange(0, DD)
+    f = tl.arange(0, CONST.FF)
+    s = tl.arange(0, S)
+    wide = inside(d, D, DD)
+    neuron = inside(f, F, CONST.FF)
+    w = w_ptr + m.to(tl.int64) * CONST.layout.size
+    wo = weight(w + offset.W_O + d[:, None] * D + d[None, :], wide, wide, DT, PREC)
+    wa = weight(w + offset.W_A + d[:, None] * F + f[None, :], wide, neuron, DT, PREC)
+    wb = weight(w + offset.W_B + f[:, None] * D + d[None, :], neuron, wide, DT, PREC)
+    ba = tl.load(w + offset.b_A + f, mask=neuron, other=0.0)
+    bb = tl.load(w + offset.b_B + d, mask=wide, other=0.0)
+    if LAST:
+        mean = tl.zeros((S, DD), tl.float32)
+    else:
+        weights = projections(w + CONST.layout.blocks[BLOCK + 1].W_QKV, DT, CONST)
+    scale = tl.load(dropout.scale + m)
+    first = m.to(tl.int64) * sizes.rows
+    masks = masks_of(dropout, sizes, m, 1 + 2 * BLOCK, CONST)
+    stop = tl.minimum(chunk * S + S, sizes.batch) * L
+    for begin in range(chunk * S * L, stop, ROWS):
+        row, here, n, t = rows_from(begin, stop, L, ROWS)
+        real = here[:, None] & wide[None, :]
+        at = (first + row)[:, None] * D + d[None, :]
+        stat = (first + n * L) * CONST.stats + t
+        a = tl.load(acts.a + at, mask=real, other=0.0)
+        y = tl.dot(a, wo, input_precision=PREC)
+        y = dropped(y * scale, mask_words(masks, row, here, sizes, CONST), CONST)
+        normed, rstd = layer_norm(y, CONST)
+        z = operand(normed, DT, PREC)
+        tl.store(acts.y + at, z, mask=real)
+        tl.store(acts.stats + stat + (H + 1) * L, rstd, mask=here)
+        h = tl.dot(z, wa, input_precision=PREC) + ba[None, :]
+        h = operand(tl.maximum(h, 0.0), DT, PREC)
+        y = tl.dot(h, wb, input_precision=PREC) + bb[None, :]
+        word = masks + sizes.rows * CONST.words
+        y = dropped(y * scale, mask_words(word, row, here, sizes, CONST), CONST)
+        if LAST:
+            normed, rstd = layer_norm(y, CONST)
+            z = operand(normed, DT, PREC)
+            tl.store(acts.stats + stat + (H + 2) * L, rstd, mask=here)
+            tl.store(next_acts.z + at, z, mask=real)
+            sample = (n - chunk * S)[None, :] == s[:, None]
+            mean = tl.dot(sample.to(DT), z, mean, input_precision=PREC)
+        else:
+            follow = next_acts.stats + stat + H * L
+            project(y, weights, next_acts, follow, first + row, here, CONST)
+    if LAST:
+        s = chunk * S + s
+        to = pooled_ptr + (m * sizes.batch + s).to(tl.int64)[:, None] * D + d[None, :]
+        tl.store(to, mean / L, mask=(s < sizes.batch)[:, None] & wide[None, :])

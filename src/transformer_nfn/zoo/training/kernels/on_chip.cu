@@ -368,13 +368,13 @@ DEV const int* number_of(const Step& s, int m, int step, int n) {
 DEV const u8* image_of(const Step& s, int number) {
     return s.images + (i64)number * s.wide * s.wide;
 }
-// Copy an image to shared memory while other work goes on, in vectors of 16 bytes; its first byte
-// is that many after `to`.
-DEV u32 copy_image(u32 to, const Step& s, int number, int lane) {
+// Copy an image to shared memory while other work goes on, in vectors of 16 bytes by `threads`; its
+// first byte is that many after `to`.
+DEV u32 copy_image(u32 to, const Step& s, int number, int thread, int threads) {
     const u8* image = image_of(s, number);
     const int before = (i64)image % 16;
 #pragma unroll 1
-    for (int i = lane * 16; i < before + s.wide * s.wide; i += 32 * 16)
+    for (int i = thread * 16; i < before + s.wide * s.wide; i += threads * 16)
         copy_vector(to + i, image - before + i);
     return before;
 }
@@ -400,10 +400,8 @@ DEV void copy_table(u32 to, const Step& s, int i) {
         copy_word(to + i * 4, s.table + (i < PATCH ? i : i < 16 ? 0 : (i - 16) * PATCH),
                   i < PATCH || i >= 16);
 }
-// 16 patches as an operand, of an image in device or shared memory; white is 1, black −1. The second
-// block of rows only if `rows` is 2.
-template <typename Image>
-DEV void patches(u32 (&out)[4], const Step& s, Image image, u32 table, int tile, int rows,
+// 16 patches as an operand; white is 1, black −1. The second block of rows only if `rows` is 2.
+DEV void patches(u32 (&out)[4], const Step& s, u32 image, u32 table, int tile, int rows,
                  const Lanes& l) {
     float factor = 2.0f / s.white;
 #pragma unroll
@@ -413,7 +411,7 @@ DEV void patches(u32 (&out)[4], const Step& s, Image image, u32 table, int tile,
             continue;
         }
         int row = 16 * tile + l.row + 8 * r;
-        const Image patch = image + load_word(table + (16 + (row < TOKENS ? row : TOKENS - 1)) * 4);
+        const u32 patch = image + load_word(table + (16 + (row < TOKENS ? row : TOKENS - 1)) * 4);
         float value[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -661,7 +659,7 @@ DEV void forward_samples(const Step& s) {
     const int* key = crop_key(s, m, step);
     const u32 crop = crop_of(s, mine, key[0], key[1]);
     u32 image = 0;
-    if (begin < end) image = copy_image(qkv + F_IMAGE, s, shuffle_from(number, 0), l.lane);
+    if (begin < end) image = copy_image(qkv + F_IMAGE, s, shuffle_from(number, 0), l.lane, 32);
     wait_copies();
     sync_block();
 #pragma unroll 1
@@ -747,7 +745,7 @@ DEV void forward_samples(const Step& s) {
                     attend(x, stat + head * STAT_ROWS, qkv, head, first, l);
                 if (last && first + 2 >= TILES && n + WARPS < end) {
                     const u32 next = shuffle_from(number, (n - begin) / WARPS + 1);
-                    image = copy_image(qkv + F_IMAGE, s, next, l.lane);
+                    image = copy_image(qkv + F_IMAGE, s, next, l.lane, 32);
                 }
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
@@ -818,7 +816,7 @@ constexpr int SAMPLES = 2 * GROUPS;
 // and W_B, then for those of W_O and W_QKV, at last for that of the embedding.
 constexpr int C_Y = 0, C_DOUT = 4, C_H = 8, C_DH = 16;
 constexpr int C_A = 0, C_DY = 4, C_DA = 8, C_Z = 12, C_QKV = 16, COLUMNS = 28;
-constexpr int C_DX = 0, C_PATCHES = 4;
+constexpr int C_DX = 0, C_PATCHES = 4, C_IMAGE = C_DA;
 constexpr int COLUMN = ROWS * BLOCK;
 // Of each pair of queries of a head: minus log-sums, then minus products of da and a.
 constexpr int SAMPLE_STATS = COLUMNS * COLUMN;
@@ -1323,15 +1321,11 @@ DEV void backward_samples(const Step& s) {
                 if (!FIRST && there) keep_tile(s.between + sample * MATRIX, dx[i], first, i, l.lane);
             }
         }
-        sync_some(1 + group, 128);
-        u32 patch[2][4];
+        u32 image = mine + C_IMAGE * COLUMN;
         if (FIRST) {
-            const u8* image =
-                image_of(s, load_word(mine + SAMPLE_IMAGE + half * 4)) +
-                crop_of(s, n, load_word(mine + SAMPLE_KEY), load_word(mine + SAMPLE_KEY + 4));
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-                patches(patch[i], s, image, base + B_TABLE, first + i, 2, l);
+            const int number = load_word(mine + SAMPLE_IMAGE + half * 4);
+            image += copy_image(image, s, number, row, 64);
+            image += crop_of(s, n, load_word(mine + SAMPLE_KEY), load_word(mine + SAMPLE_KEY + 4));
         }
         {
             const int next = begin + SAMPLES + warp / 2 % 2, known = next < end ? next : end - 1;
@@ -1341,6 +1335,7 @@ DEV void backward_samples(const Step& s) {
                 copy_word(mine + SAMPLE_IMAGE + half * 4, number_of(s, m, step, known), true);
             load_inputs<LAST>(x, z, dpooled, s, (i64)m * s.batch + known, block, first, l.lane);
         }
+        sync_some(1 + group, 128);
         {
             Part sum;
 #pragma unroll
@@ -1355,6 +1350,10 @@ DEV void backward_samples(const Step& s) {
 
         // The embedding: each warp adds 16 columns of its own sample.
         if (FIRST) {
+            u32 patch[2][4];
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                patches(patch[i], s, image, base + B_TABLE, first + i, 2, l);
 #pragma unroll
             for (int i = 0; i < 2; ++i)
                 if (exists(first + i)) {

@@ -155,7 +155,6 @@ DEV u32 load_word(u32 at) {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
     return x;
 }
-DEV u32 load_byte(const u8* at) { return *at; }
 DEV u32 load_byte(u32 at) {
     u32 x;
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
@@ -183,9 +182,6 @@ DEV void load_words(u32 (&x)[4], const u32* at) {
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "l"(at)
                  : "memory");
-}
-DEV void load_floats(float (&x)[2], const float* at) {
-    asm volatile("ld.global.v2.f32 {%0,%1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "l"(at) : "memory");
 }
 DEV void store_words(u32* at, const u32 (&x)[4]) {
     asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(x[0]), "r"(x[1]),

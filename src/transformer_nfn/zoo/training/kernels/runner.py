@@ -32,7 +32,12 @@ from transformer_nfn.zoo.training.kernels.backward import (
     projections_backward,
     rows_backward,
 )
-from transformer_nfn.zoo.training.kernels.forward import block_forward, embed
+from transformer_nfn.zoo.training.kernels.forward import (
+    attention_forward,
+    block_forward,
+    embed,
+    rows_forward,
+)
 from transformer_nfn.zoo.training.kernels.head import classify, spread, update
 from transformer_nfn.zoo.training.kernels.shared import dropout_bits
 from transformer_nfn.zoo.training.steps import Epoch
@@ -160,10 +165,22 @@ class Pass:
             **self.options.other.embed,
         )  # fmt: skip
         for i, (acts, next_acts) in enumerate(pairwise(self.activations)):
+            after = self.options.other.after if const.train else None
             for tile in self.tiles:
+                options = self.options.forward[tile.tokens]
+                if after is not None:
+                    attention_forward[(self.network.heads * self.networks, self.chunks)](
+                        acts, clock, sizes, const, TILE=tile, **options
+                    )
+                    continue
                 block_forward[grid](
                     acts, next_acts, self.outcome.pooled, weights, dropout, clock, sizes, const,
-                    BLOCK=i, TILE=tile, **self.options.forward[tile.tokens],
+                    BLOCK=i, TILE=tile, **options,
+                )  # fmt: skip
+            if after is not None:
+                rows_forward[grid](
+                    acts, next_acts, self.outcome.pooled, weights, dropout, clock, sizes, const,
+                    BLOCK=i, **after,
                 )  # fmt: skip
         classify[grid](
             self.outcome, self.gradients, weights, clock, samples, sizes, limit, const,
