@@ -137,6 +137,7 @@ TARGETS: dict[str, Callable[[int], list[Any]]] = {
     "one class": lambda n: ["adam"] * n,
     "a class of one network": lambda n: ["adam"] * (n - 1) + ["sgd"],
     "all but one equal": lambda n: [1.5] * (n - 1) + [2.5],
+    "a network without a class": lambda n: ["", *("adam", "sgd") * n][:n],
     "a class each": lambda n: [f"run-{i}" for i in range(n)],
     "huge": lambda n: [(-1) ** i * 1e308 for i in range(n)],
     "denormal": lambda n: [(i + 1) * 1e-320 for i in range(n)],
