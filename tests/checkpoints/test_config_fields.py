@@ -19,7 +19,7 @@ from transformer_nfn.errors import CheckpointError
 transformers = pytest.importorskip("transformers")
 
 OUTPUTS = ("logits", "last_hidden_state", "pooler_output", "text_embeds", "image_embeds")
-NO_SETTINGS = {"model_type", "architectures", "dtype", "id2label", "label2id"}
+NO_SETTINGS = {"model_type", "architectures", "dtype", "id2label", "label2id", "return_dict"}
 NO_SETTINGS |= {"is_encoder_decoder"}  # of T5 it only spoils the library's cache
 WINDOWS = {"full_attention": "sliding_attention", "sliding_attention": "full_attention"}
 

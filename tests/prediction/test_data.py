@@ -80,7 +80,7 @@ def test_what_cannot_be_loaded_is_rejected(zoo, monkeypatch):
             load_rows(zoo, rows)
     same = dict(zoo.table) | {"test_accuracy": np.full(len(zoo), 0.5)}
     monkeypatch.setattr(zoo, "table", same)
-    with pytest.raises(RunError, match=r"all in the train part have one test accuracy, 0\.5"):
+    with pytest.raises(RunError, match=r"in the train part have the same test accuracy, 0\.5"):
         load_parts(zoo)
 
 

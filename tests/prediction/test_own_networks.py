@@ -59,6 +59,9 @@ def test_a_number_is_learned_and_predicted_for_files_and_rows(zoo: Path, tmp_pat
     assert row["recorded"]["strength"] == ModelZoo.open(zoo).targets["strength"][3]
     assert row["accuracy"] == pytest.approx(copy["accuracy"], abs=0.05)
     assert row["guarded"] is True
+    shown = printed("predict", out, f"{zoo}#3").split()
+    assert "recorded" in shown
+    assert not {"run", "configuration"} & {*shown}  # such networks have none
     measured = as_json("evaluate", out, zoo)
     assert measured["networks"] == NETWORKS
     assert measured["trained_on"] + measured["selected_by"] < NETWORKS

@@ -285,7 +285,7 @@ def test_a_zip_with_unsafe_paths_is_rejected(tmp_path: Path) -> None:
 def test_invalid_sources_are_rejected(tmp_path: Path, small_zoo: Zoo) -> None:
     rejected(tmp_path / "nothing", tmp_path / "zoo", "does not exist")
     (tmp_path / "empty").mkdir()
-    rejected(tmp_path / "empty", tmp_path / "zoo", "holds no files named")
+    rejected(tmp_path / "empty", tmp_path / "zoo", "your own need --targets")
     (tmp_path / "text").write_text("x")
     rejected(tmp_path / "text", tmp_path / "zoo", "neither a folder nor a zip")
     theirs = write_theirs(tmp_path / "theirs", "mnist")

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def predictions_table(predictions: Sequence[Prediction], console: Console) -> Table:
-    """Table of predictions, beside the accuracy that a zoo recorded.
+    """Table of predictions, beside the value that a zoo recorded.
 
-    Run, configuration and spread of the seeds are shown where the terminal is wide enough.
+    Run and configuration, if any is recorded, and spread of the seeds are shown where the terminal
+    is wide enough.
     """
     table = _predictions(predictions, wide=True)
     return table if _fits(table, console) else _predictions(predictions, wide=False)
@@ -43,21 +44,26 @@ def unique_mappings(predictions: Sequence[Prediction]) -> Iterator[str]:
 
 def _predictions(predictions: Sequence[Prediction], wide: bool) -> Table:
     in_zoo = any(p.recorded is not None for p in predictions)
+    runs = [_plain(str((p.recorded or {}).get("run") or "")) for p in predictions]
+    configurations = [_configuration(p.recorded or {}) for p in predictions]
     table = Table() if wide else _frameless()
     table.add_column("network", overflow="fold")
+    if wide and any(runs):
+        table.add_column("run", overflow="fold")
+    if wide and any(configurations):
+        table.add_column("configuration")
     if in_zoo:
-        if wide:
-            table.add_column("run", overflow="fold")
-            table.add_column("configuration")
         table.add_column("recorded", justify="right", no_wrap=True)
     table.add_column("predicted", justify="right", no_wrap=True)
     for name in ("interval", "coverage", *(["seeds ±"] if wide else []), "novelty"):
         table.add_column(name, no_wrap=True)
-    for p in predictions:
+    for p, run, configuration in zip(predictions, runs, configurations, strict=True):
         mark = "" if p.warning is None else " [yellow]⚠[/yellow]"
         table.add_row(
             _plain(p.name),
-            *(_recorded(p, wide) if in_zoo else []),
+            *([run] if wide and any(runs) else []),
+            *([configuration] if wide and any(configurations) else []),
+            *([_recorded(p)] if in_zoo else []),
             _value(p, p.accuracy) if p.label is None else f"{_plain(p.label)} {p.accuracy:.3f}",
             f"{_value(p, p.low)} to {_value(p, p.high)}"
             if p.label is None
@@ -74,13 +80,10 @@ def _value(p: Prediction, value: float) -> str:
     return f"{value:.3f}" if p.target == "test_accuracy" else f"{value:.4g}"
 
 
-def _recorded(p: Prediction, wide: bool) -> list[str]:
-    """Cells of the recorded accuracy, after run and configuration where there is room."""
-    recorded = p.recorded or {}
-    known = recorded.get(p.target)
-    shown = "" if known is None else _plain(known) if isinstance(known, str) else _value(p, known)
-    run, configuration = _plain(str(recorded.get("run") or "")), _configuration(recorded)
-    return [run, configuration, shown] if wide else [shown]
+def _recorded(p: Prediction) -> str:
+    """The recorded value of the target."""
+    known = (p.recorded or {}).get(p.target)
+    return "" if known is None else _plain(known) if isinstance(known, str) else _value(p, known)
 
 
 def _configuration(recorded: Mapping[str, Any]) -> str:

@@ -385,9 +385,8 @@ def check_parts(parts: Parts) -> Parts:
         if float(part.accuracy.max() - part.accuracy.min()) == 0:
             value = part.truth[0]
             raise RunError(
-                f"not enough networks: all in the {name} part have one {target.what}, "
-                f"{value if target.kind == 'class' else format(value, '.4g')}, so there is no "
-                "order to predict"
+                f"not enough networks: all {len(part)} in the {name} part have the same "
+                f"{target.what}, {value if target.kind == 'class' else format(value, '.4g')}"
             )
     return parts
 

@@ -301,7 +301,7 @@ def _survey(folder: Path, source: Path) -> tuple[str, list[_File], Table]:
     if not files:
         raise ImportFileError(
             f"'{source}' holds no files named mnist/<run>_<epoch>_<accuracy>.pt, or in the folder "
-            f"of another task ({', '.join(KNOWN_TASKS)})"
+            f"of another task ({', '.join(KNOWN_TASKS)}): networks of your own need --targets TABLE"
         )
     if len(files) > 1:
         raise _several_tasks(source, sorted(files))
