@@ -176,15 +176,16 @@ DEV void store_four(u32 at, const float (&x)[4]) {
                  : "memory");
 }
 
-// Four words in device memory, at a multiple of 16 bytes.
+// Four words in device memory, at a multiple of 16 bytes. They are used once, so that L1, of which
+// shared memory leaves little, need not keep them.
 DEV void load_words(u32 (&x)[4], const u32* at) {
-    asm volatile("ld.global.v4.b32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "l"(at)
                  : "memory");
 }
 DEV void store_words(u32* at, const u32 (&x)[4]) {
-    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(x[0]), "r"(x[1]),
+    asm volatile("st.global.L1::no_allocate.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(x[0]), "r"(x[1]),
                  "r"(x[2]), "r"(x[3])
                  : "memory");
 }
