@@ -68,7 +68,7 @@ LARGE_FORWARD = _unpipelined(
 LARGE_SPLIT_FORWARD = LARGE_FORWARD | _unpipelined(
     "QUERIES", {64: (8, 32), 128: (8, 32), 256: (8, 32), 512: (8, 16)}
 )
-HEAD_FORWARD = LARGE_FORWARD | {
+LARGE_BF16_FORWARD = LARGE_FORWARD | {
     64: {"num_warps": 4, "num_stages": 2, "QUERIES": 64},
 }
 WIDE_LARGE_ATTENTION = _unpipelined(
@@ -117,6 +117,7 @@ WIDE_LARGE_ROWS = LARGE_ROWS._replace(
     embed={"num_warps": 4, "num_stages": 3, "ROWS": 32},
     after={"num_warps": 4, "num_stages": 1, "ROWS": 64},
     rows={"num_warps": 8, "num_stages": 2, "ROWS": 32, "NEURONS": 64},
+    mlp={"num_warps": 4, "num_stages": 2, "ROWS": 64, "NEURONS": 64},
     projections={"num_warps": 8, "num_stages": 2, "ROWS": 32},
 )
 
@@ -405,6 +406,6 @@ def launch_options(constants: Constants, wide: bool) -> Launch:
         forward = SPLIT_FORWARD
     if max(constants.DD, constants.H * constants.JJ) > 32:
         forward = LARGE_SPLIT_FORWARD if constants.products == "tf32x3" else LARGE_FORWARD
-        if other.after is not None and not wide:
-            forward = HEAD_FORWARD
+        if constants.DD > 32 and not wide:
+            forward = LARGE_BF16_FORWARD
     return Launch(forward, attention, other)
