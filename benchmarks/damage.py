@@ -101,7 +101,7 @@ def _truth(found: list[Prediction]) -> np.ndarray:
 
 
 def _print_healthy(found: list[Prediction]) -> dict[str, float]:
-    truth, said = _truth(found), np.array([p.accuracy for p in found])
+    truth, said = _truth(found), np.array([p.value for p in found])
     inside = np.array([p.low <= t <= p.high for p, t in zip(found, truth, strict=True)])
     warned = np.array([p.warning is not None for p in found])
     width = np.median([p.high - p.low for p in found])
@@ -116,7 +116,7 @@ def _print_healthy(found: list[Prediction]) -> dict[str, float]:
 
 def _print_kinds(found: list[Prediction], held: Zoo) -> dict[str, Any]:
     kinds = np.array([damage.kind for damage in damages(held)])
-    truth, said = _truth(found), np.array([p.accuracy for p in found])
+    truth, said = _truth(found), np.array([p.value for p in found])
     outside = np.array([not p.low <= t <= p.high for p, t in zip(found, truth, strict=True)])
     warned = np.array([p.warning is not None for p in found])
     width = np.array([p.high - p.low for p in found])

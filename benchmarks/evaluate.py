@@ -71,7 +71,7 @@ def measure(run: str, zoos: dict[str, Path], batch: int) -> list[dict[str, Any]]
             row = {"command": command, "device": device, "networks": count, "seconds": seconds,
                    "networks/s": rate, "times slower": ratio}  # fmt: skip
             if command == "predict":
-                predicted[device] = [p["accuracy"] for p in out]
+                predicted[device] = [p["value"] for p in out]
                 reference = next(iter(predicted.values()))
                 pairs = zip(predicted[device], reference, strict=False)
                 row["largest difference"] = max(abs(a - b) for a, b in pairs)

@@ -11,8 +11,8 @@ from transformer_nfn.zoo import Zoo
 
 zoo = Zoo.open("mnist-sample")
 predictions = predict("mnist-boosting", zoo)
-predicted = np.array([p.accuracy for p in predictions])
-reach = [[p.accuracy - p.low for p in predictions], [p.high - p.accuracy for p in predictions]]
+predicted = np.array([p.value for p in predictions])
+reach = [[p.value - p.low for p in predictions], [p.high - p.value for p in predictions]]
 accuracy = zoo.table["test_accuracy"]
 tau = kendall_tau(accuracy, predicted)
 

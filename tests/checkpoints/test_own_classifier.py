@@ -243,7 +243,7 @@ def test_a_zoo_of_them_is_learned_and_a_file_predicted_with_its_mapping(tmp_path
     assert refused.returncode == 2
     assert "does not state nhead, classifier, norm_first" in refused.stderr.splitlines()[0]
     row, file = as_json("predict", run, f"{zoo}#3", nets / "3.pt", *STATED)
-    assert file["accuracy"] == pytest.approx(row["accuracy"], abs=1e-6)
+    assert file["value"] == pytest.approx(row["value"], abs=1e-6)
     assert row["mapping"] is None
     assert file["mapping"]["head"] == "fc.weight"
     assert file["mapping"]["1.W_K"] == "body.layers.1.self_attn.in_proj_weight[24:48]"

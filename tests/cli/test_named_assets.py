@@ -236,7 +236,7 @@ def test_commands_take_names(checkout, tmp_path, monkeypatch):
     assert (tmp_path / f"{ZOO}.png").is_file(), "not among the assets"
     (row,) = json.loads(tnfn("predict", PREDICTOR, f"{ZOO}#0", "--json"))
     assert row["name"] == f"{ZOO}#0"
-    assert 0 <= row["accuracy"] <= 1
+    assert 0 <= row["value"] <= 1
     assert json.loads(tnfn("evaluate", PREDICTOR, ZOO, "--json"))["networks"] == 24
     words = ("--seeds", 1, "--json", "--out")
     trained = json.loads(tnfn("train", ZOO, "--model", "lightgbm", *words, tmp_path / "run"))

@@ -62,7 +62,7 @@ def test_fingerprint_and_predict_take_them_all(networks: list[str]) -> None:
     assert max(max(row) for row in json.loads(out)["distances"]) == 0
     found = as_json("predict", "mnist-boosting", *networks)
     assert [p["name"] for p in found] == networks
-    assert len({p["accuracy"] for p in found}) == 1
+    assert len({p["value"] for p in found}) == 1
 
 
 def test_disguise_canonical_and_compare_take_them_all(networks: list[str], tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_disguised_network_is_known_as_a_whole_and_predicted_alike(
     save_network(disguised, zoo.space, element.act({n: w[None] for n, w in weights.items()}))
     assert as_json("compare", original, disguised)["verdict"] == "same"
     first, second = as_json("predict", "mnist-boosting", original, disguised)
-    assert abs(first["accuracy"] - second["accuracy"]) < 1e-3
+    assert abs(first["value"] - second["value"]) < 1e-3
 
 
 def test_unlike_whole_networks_are_told_apart_by_a_witness() -> None:

@@ -63,7 +63,7 @@ def test_rows_ranges_and_whole_zoos_are_named(zoo: Zoo) -> None:
     assert [p["name"] for p in found] == [f"mnist-sample#{i}" for i in (3, 4, 5, 0, 9, 11, 12)]
     whole = predicted("mnist-sample")
     assert len(whole) == len(zoo)
-    assert [p["accuracy"] for p in whole[3:6]] == pytest.approx([p["accuracy"] for p in found[:3]])
+    assert [p["value"] for p in whole[3:6]] == pytest.approx([p["value"] for p in found[:3]])
     config = zoo.config(4)
     recorded = found[1]["recorded"]
     assert isinstance(recorded, dict)
@@ -105,7 +105,7 @@ def test_predictions_are_readable_on_a_terminal_of_80_columns(
     ]  # fmt: skip
     for line, p in zip(lines[2:12], found, strict=False):
         assert p.recorded is not None
-        shown = (p.name, f"{p.recorded['test_accuracy']:.3f}", f"{p.accuracy:.3f}")
+        shown = (p.name, f"{p.recorded['test_accuracy']:.3f}", f"{p.value:.3f}")
         assert line.split()[:3] == list(shown)
         assert f"{p.low:.3f} to {p.high:.3f}" in line
     assert "".join(line.split()[0] for line in lines[12:]) == str(long)
@@ -151,13 +151,13 @@ def test_a_shuffled_network_has_the_accuracy_of_its_answers_and_is_explained(
     torch.save(shuffled(zoo, best), tmp_path / "net.pt")
     (found,) = predicted(tmp_path / "net.pt")
     assert found["by_weights"] > 0.5
-    assert found["accuracy"] < 0.2
+    assert found["value"] < 0.2
     assert found["low"] <= 0.1 <= found["high"]
     code, _, err = tnfn("predict", RUN, tmp_path / "net.pt")
     assert code == 0
     assert f"note: {tmp_path / 'net.pt'}: by its weights alone it would have " in err
     (healthy,) = predicted(f"mnist-sample#{best}")
-    assert healthy["by_weights"] == healthy["accuracy"] > 0.9
+    assert healthy["by_weights"] == healthy["value"] > 0.9
     assert "by its weights" not in tnfn("predict", RUN, f"mnist-sample#{best}")[2]
 
 
@@ -184,7 +184,7 @@ def test_what_the_zoo_has_leaves_nothing_out(
         (found,) = predicted(tmp_path / "net.pt")
         assert found["left_out"] == []
         (row,) = predicted(f"mnist-sample#{ROW}")
-        assert found["accuracy"] == pytest.approx(row["accuracy"], abs=0.02)
+        assert found["value"] == pytest.approx(row["value"], abs=0.02)
 
 
 def _three_blocks(zoo: Zoo) -> dict[str, Tensor]:
@@ -228,7 +228,7 @@ def test_another_network_is_refused_in_one_sentence(
 def test_predict_takes_names_strings_and_zoos(zoo: Zoo) -> None:
     (one,) = predict(RUN, f"mnist-sample#{ROW}")
     assert predict(RUN, [f"mnist-sample#{ROW}"]) == [one]
-    assert predict(RUN, zoo)[ROW].accuracy == one.accuracy
+    assert predict(RUN, zoo)[ROW].value == one.value
 
 
 def test_batches_are_reported_and_change_nothing() -> None:

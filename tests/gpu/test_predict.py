@@ -21,7 +21,7 @@ def test_a_gpu_predicts_as_the_cpu(name):
     on_gpu = predict(name, networks, device="cuda", batch=5)
     for a, b in zip(on_gpu, on_cpu, strict=True):
         assert (a.name, a.warning is None) == (b.name, b.warning is None)
-        assert (a.accuracy, a.low, a.high) == pytest.approx((b.accuracy, b.low, b.high), abs=1e-3)
+        assert (a.value, a.low, a.high) == pytest.approx((b.value, b.low, b.high), abs=1e-3)
         assert a.novelty == pytest.approx(b.novelty, abs=0.02)
 
 

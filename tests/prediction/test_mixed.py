@@ -188,8 +188,8 @@ def test_an_unseen_size_has_a_warning_and_a_wider_interval(mixed, run):
     # All sizes in training have one depth, so nothing was measured.
     assert "was not measured" in unseen.warning
     for found, half in ((seen, radius), (unseen, min(1.0, UNMEASURED * radius))):
-        assert found.low == pytest.approx(max(0.0, found.accuracy - half))
-        assert found.high == pytest.approx(min(1.0, found.accuracy + half))
+        assert found.low == pytest.approx(max(0.0, found.value - half))
+        assert found.high == pytest.approx(min(1.0, found.value + half))
 
 
 def test_evaluate_takes_a_mixed_zoo(mixed, run):

@@ -57,7 +57,7 @@ def test_a_number_is_learned_and_predicted_for_files_and_rows(zoo: Path, tmp_pat
     printed("disguise", f"{zoo}#3", "--out", disguised)
     row, copy = as_json("predict", out, f"{zoo}#3", disguised)
     assert row["recorded"]["strength"] == ModelZoo.open(zoo).targets["strength"][3]
-    assert row["accuracy"] == pytest.approx(copy["accuracy"], abs=0.05)
+    assert row["value"] == pytest.approx(copy["value"], abs=0.05)
     assert row["guarded"] is True
     shown = printed("predict", out, f"{zoo}#3").split()
     assert "recorded" in shown

@@ -54,7 +54,7 @@ def test_networks_without_function_are_warned_of_or_predicted_at_chance(
     found = predict(name, broken_mnist)
     kinds = np.array([damage.kind for damage in damages(broken_mnist)])
     warned = np.array([p.warning is not None for p in found])
-    near = np.array([abs(p.accuracy - CHANCE) <= NEAR for p in found])
+    near = np.array([abs(p.value - CHANCE) <= NEAR for p in found])
     covered = np.array([p.low <= CHANCE <= p.high for p in found])
     for kind in ("shuffled", "untrained"):
         assert int((kinds == kind).sum()) == 160

@@ -75,10 +75,10 @@ def test_a_number_is_predicted_in_its_unit(digits_zoo: Zoo, rates: Path) -> None
     rows = digits_zoo.select(percent=75)
     known = target_values(digits_zoo, "learning_rate", rows)
     found = predict(rates, [f"{digits_zoo.path}#{row}" for row in rows])
-    values = np.array([p.accuracy for p in found])
+    values = np.array([p.value for p in found])
     assert known.min() / 10 < values.min()
     assert values.max() < 10 * known.max()
-    assert all(p.low <= p.accuracy <= p.high and p.target == "learning_rate" for p in found)
+    assert all(p.low <= p.value <= p.high and p.target == "learning_rate" for p in found)
     # A learning rate spans decades: errors are in decades, and intervals stay positive.
     residuals = np.log10(values) - np.log10(known)
     assert evaluate(rates, digits_zoo.path)["mae"] == pytest.approx(np.abs(residuals).mean(), 1e-6)

@@ -64,7 +64,7 @@ def test_unseen_networks_are_those_of_the_test_part(zoo: Zoo, run: Path) -> None
     assert found["networks"] == sum(counts.values())
     assert found["unseen"]["networks"] == counts["test"]
     names = [f"ag-news-sample#{row}" for row in parts.test.columns["row"]]
-    predicted = np.array([p.accuracy for p in predict(run, names)])
+    predicted = np.array([p.value for p in predict(run, names)])
     assert found["unseen"]["tau"] == pytest.approx(scores(parts.test.truth, predicted)["tau"])
     assert found["tau"] != found["unseen"]["tau"]
 

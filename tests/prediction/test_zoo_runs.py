@@ -41,8 +41,8 @@ def test_predictions_for_rows_state_dicts_and_files(digits_zoo, run, tmp_path):
     save_file(named, tmp_path / "ours.safetensors")
     files = [str(tmp_path / f) for f in ("net.pt", "net.safetensors", "ours.safetensors")]
     found = predict(run, [f"{digits_zoo.path}#{row}", *files])
-    assert len({round(p.accuracy, 6) for p in found}) == 1
-    assert all(p.low <= p.accuracy <= p.high for p in found)
+    assert len({round(p.value, 6) for p in found}) == 1
+    assert all(p.low <= p.value <= p.high for p in found)
     save_file({name: 30 * w for name, w in named.items()}, tmp_path / "odd.safetensors")
     (odd,) = predict(run, [str(tmp_path / "odd.safetensors")])
     assert odd.novelty > 1

@@ -64,7 +64,7 @@ def _predictions(predictions: Sequence[Prediction], wide: bool) -> Table:
             *([run] if wide and any(runs) else []),
             *([configuration] if wide and any(configurations) else []),
             *([_recorded(p)] if in_zoo else []),
-            _value(p, p.accuracy) if p.label is None else f"{_plain(p.label)} {p.accuracy:.3f}",
+            _value(p, p.value) if p.label is None else f"{_plain(p.label)} {p.value:.3f}",
             f"{_value(p, p.low)} to {_value(p, p.high)}"
             if p.label is None
             else _plain(" or ".join(p.labels)),

@@ -61,7 +61,7 @@ class Prediction:
 
     Attributes:
         name: of the checkpoint.
-        accuracy: predicted, the mean over the run's seeds.
+        value: predicted, the mean over the run's seeds.
         low: lower end of the prediction interval.
         high: its upper end.
         spread: standard deviation over the seeds.
@@ -79,9 +79,9 @@ class Prediction:
         coverage: nominal coverage of the interval; None for sizes outside the training set, for
             networks that the guard of a built zoo warns of, and for outliers if the target is a
             number without bounds.
-        target: what is predicted. If it is not an accuracy, ``accuracy``, ``low``, ``high`` and
-            ``spread`` are in its unit (``spread`` in decades where the number is learned as its
-            logarithm); of a class they are about the probability of `label`.
+        target: what is predicted. ``value``, ``low``, ``high`` and ``spread`` are in its unit
+            (``spread`` in decades where the number is learned as its logarithm); of a class they
+            are about the probability of `label`.
         label: the most probable class, None unless classes are predicted.
         labels: classes that contain the true one with the nominal coverage.
         probabilities: of every class.
@@ -90,7 +90,7 @@ class Prediction:
     """
 
     name: str
-    accuracy: float
+    value: float
     low: float
     high: float
     spread: float
@@ -111,7 +111,7 @@ class Prediction:
     @property
     def explanation(self) -> str | None:
         """One sentence if a guard lowered the predictor's value considerably, else None."""
-        if self.by_weights is None or self.by_weights - self.accuracy <= LARGE_CORRECTION:
+        if self.by_weights is None or self.by_weights - self.value <= LARGE_CORRECTION:
             return None
         return (
             f"by its weights alone it would have {self.by_weights:.1%}, but it answers inputs "
@@ -341,7 +341,7 @@ def _predict_batch(
                 warnings.append(text.format(float(score[at])))
             out[i] = Prediction(
                 name=networks[i].name,
-                accuracy=float(run.target.in_unit(mean[at])),
+                value=float(run.target.in_unit(mean[at])),
                 low=float(run.target.in_unit(low[at])),
                 high=float(run.target.in_unit(high[at])),
                 spread=float(spread[at]),
