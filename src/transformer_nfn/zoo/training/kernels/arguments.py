@@ -60,7 +60,7 @@ def _unpipelined(name: str, tiles: dict[int, tuple[int, int]]) -> dict[int, Opti
     }
 
 
-# Not measured, chosen by what the compiler reports: for tokens of more than 32 numbers or heads
+# Chosen by what the compiler reports, not by time: for tokens of more than 32 numbers or heads
 # that fill more than 32 in their tiles, and for heads of more than 16.
 LARGE_FORWARD = _unpipelined(
     "QUERIES", {16: (4, 16), 32: (4, 32), 64: (4, 64), 128: (8, 64), 256: (8, 64), 512: (8, 32)}
@@ -68,26 +68,21 @@ LARGE_FORWARD = _unpipelined(
 LARGE_SPLIT_FORWARD = LARGE_FORWARD | _unpipelined(
     "QUERIES", {64: (8, 32), 128: (8, 32), 256: (8, 32), 512: (8, 16)}
 )
-LARGE_BF16_FORWARD = LARGE_FORWARD | {
-    64: {"num_warps": 4, "num_stages": 2, "QUERIES": 64},
-}
-WIDE_LARGE_ATTENTION = _unpipelined(
+LARGE_BF16_FORWARD = LARGE_FORWARD | {64: {"num_warps": 4, "num_stages": 2, "QUERIES": 64}}
+LARGE_ATTENTION = _unpipelined(
     "KEYS", {16: (1, 16), 32: (2, 32), 64: (4, 64), 128: (8, 64), 256: (8, 16), 512: (8, 16)}
 )
-LARGE_ATTENTION = WIDE_LARGE_ATTENTION | {
-    64: {"num_warps": 4, "num_stages": 1, "KEYS": 64},
-}
 
 
 class RowOptions(NamedTuple):
     """Options of the other kernels, with the rows and neurons that are processed at a time.
 
-    ``after`` is of `rows_forward`, which with `attention_forward` replaces `block_forward` in
-    training; ``mlp`` is of `mlp_gradients`. None: the kernel is not used.
+    ``rows_forward`` is None where `block_forward` does its work, ``mlp`` (`mlp_gradients`) where
+    `rows_backward` does.
     """
 
     embed: Options
-    after: Options | None
+    rows_forward: Options | None
     rows: Options
     mlp: Options | None
     projections: Options
@@ -97,7 +92,7 @@ class RowOptions(NamedTuple):
 
 ROWS = RowOptions(
     embed={"num_warps": 4, "num_stages": 3, "ROWS": 64},
-    after=None,
+    rows_forward=None,
     rows={"num_warps": 4, "num_stages": 3, "ROWS": 64, "NEURONS": 64},
     mlp=None,
     projections={"num_warps": 4, "num_stages": 2, "ROWS": 64, "maxnreg": 128},
@@ -106,7 +101,7 @@ ROWS = RowOptions(
 )
 LARGE_ROWS = RowOptions(
     embed={"num_warps": 4, "num_stages": 2, "ROWS": 64},
-    after={"num_warps": 4, "num_stages": 1, "ROWS": 64, "maxnreg": 168},
+    rows_forward={"num_warps": 4, "num_stages": 1, "ROWS": 64, "maxnreg": 168},
     rows={"num_warps": 4, "num_stages": 2, "ROWS": 64, "NEURONS": 64},
     mlp={"num_warps": 4, "num_stages": 2, "ROWS": 64, "NEURONS": 64},
     projections={"num_warps": 4, "num_stages": 2, "ROWS": 64},
@@ -115,9 +110,8 @@ LARGE_ROWS = RowOptions(
 )
 WIDE_LARGE_ROWS = LARGE_ROWS._replace(
     embed={"num_warps": 4, "num_stages": 3, "ROWS": 32},
-    after={"num_warps": 4, "num_stages": 1, "ROWS": 64},
+    rows_forward={"num_warps": 4, "num_stages": 1, "ROWS": 64},
     rows={"num_warps": 8, "num_stages": 2, "ROWS": 32, "NEURONS": 64},
-    mlp={"num_warps": 4, "num_stages": 2, "ROWS": 64, "NEURONS": 64},
     projections={"num_warps": 8, "num_stages": 2, "ROWS": 32},
 )
 
@@ -397,7 +391,7 @@ def launch_options(constants: Constants, wide: bool) -> Launch:
     """Launch options for networks of these sizes; ``wide`` activations have 32 bits."""
     attention = WIDE_ATTENTION if wide else ATTENTION
     if constants.JJ > 16:
-        attention = WIDE_LARGE_ATTENTION if wide else LARGE_ATTENTION
+        attention = LARGE_ATTENTION
     other = ROWS
     if constants.DD > 32:
         other = WIDE_LARGE_ROWS if wide else LARGE_ROWS

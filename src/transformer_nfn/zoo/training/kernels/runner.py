@@ -165,22 +165,22 @@ class Pass:
             **self.options.other.embed,
         )  # fmt: skip
         for i, (acts, next_acts) in enumerate(pairwise(self.activations)):
-            after = self.options.other.after if const.train else None
+            rest = self.options.other.rows_forward if const.train else None
             for tile in self.tiles:
                 options = self.options.forward[tile.tokens]
-                if after is not None:
+                if rest is None:
+                    block_forward[grid](
+                        acts, next_acts, self.outcome.pooled, weights, dropout, clock, sizes, const,
+                        BLOCK=i, TILE=tile, **options,
+                    )  # fmt: skip
+                else:
                     attention_forward[(self.network.heads * self.networks, self.chunks)](
                         acts, clock, sizes, const, TILE=tile, **options
                     )
-                    continue
-                block_forward[grid](
-                    acts, next_acts, self.outcome.pooled, weights, dropout, clock, sizes, const,
-                    BLOCK=i, TILE=tile, **options,
-                )  # fmt: skip
-            if after is not None:
+            if rest is not None:
                 rows_forward[grid](
                     acts, next_acts, self.outcome.pooled, weights, dropout, clock, sizes, const,
-                    BLOCK=i, **after,
+                    BLOCK=i, **rest,
                 )  # fmt: skip
         classify[grid](
             self.outcome, self.gradients, weights, clock, samples, sizes, limit, const,
