@@ -7,10 +7,12 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from triton.runtime import interpreter
 
 from transformer_nfn.functional import zoo_logits
 from transformer_nfn.zoo import Config, NetworkSizes, Recipe, SizeGroup, sample
@@ -260,9 +262,51 @@ def equal_runs() -> dict[str, list[bool]]:
     } | {"moved": [not torch.equal(*pair) for pair in zip(start, runner.weights, strict=True)]}
 
 
+def tensors_in(arguments: Any) -> list[Tensor]:
+    """The tensors among nested arguments."""
+    if isinstance(arguments, Tensor):
+        return [arguments]
+    if isinstance(arguments, list | tuple):
+        return [tensor for part in arguments for tensor in tensors_in(part)]
+    return []
+
+
+def check_addresses() -> None:
+    """Make the interpreter refuse loads and stores that leave a tensor of the launch."""
+    executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
+    begin = executor._init_args_hst
+    load, store = builder.create_masked_load, builder.create_masked_store
+    held: list[Tensor] = []
+
+    def launch(self: Any, *arguments: Any) -> Any:
+        made = begin(self, *arguments)
+        held[:] = tensors_in([made[0], *made[1].values()])
+        return made
+
+    def check(addresses: Any, mask: Any) -> None:
+        used = addresses.data[mask.data]
+        if used.size:
+            low, high = int(used.min()), int(used.max())
+            at = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in held]
+            assert any(a <= low and high < b for a, b in at), "an address outside of the tensors"
+
+    def checked_load(self: Any, addresses: Any, mask: Any, *rest: Any) -> Any:
+        check(addresses, mask)
+        return load(self, addresses, mask, *rest)
+
+    def checked_store(self: Any, addresses: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        check(addresses, mask)
+        return store(self, addresses, value, mask, *rest)
+
+    executor._init_args_hst = launch
+    builder.create_masked_load = checked_load
+    builder.create_masked_store = checked_store
+
+
 def main() -> None:
     """Print one task for networks of one size, the training, or the runs that share a seed."""
     what = sys.argv[1]
+    check_addresses()
     if what == "training":
         print(json.dumps(trained_beside_plain()))
         return
