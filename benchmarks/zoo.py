@@ -7,7 +7,7 @@ and update their weights; neither evaluates. An epoch is the task's whole traini
 CPU its time is projected from the steps that were timed; on CUDA whole epochs are timed, and the
 median counts. There a line says what held-out evaluation after every epoch adds, and what the
 fused kernels move and compute against ceilings measured in the same run; ``--agreement E``
-trains 256 runs E epochs by both paths and compares accuracies.
+trains 256 runs E epochs by PyTorch and by the paths of ``--ways`` and compares accuracies.
 
 ``--builds E,…`` times whole builds of so many epochs on CUDA, from loading the data to the
 index: what ``tnfn zoo build`` does once kernels are compiled (a build of one epoch before it sees
@@ -35,6 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,7 +223,8 @@ def compare(name: str, arguments: argparse.Namespace, device: str) -> None:
             roofline(task, networks / step)
         torch.cuda.empty_cache()
     if arguments.agreement:
-        agreement(task, arguments.agreement)
+        paths = dict.fromkeys(way.split(":")[0] for way in arguments.ways.split(","))
+        agreement(task, arguments.agreement, [path for path in paths if path != "compiled"])
     if arguments.builds:
         epochs = [int(word) for word in arguments.builds.split(",")]
         with tempfile.TemporaryDirectory() as folder:
@@ -355,25 +357,27 @@ def roofline(task: Task, networks_per_second: float) -> None:
     )
 
 
-def agreement(task: Task, epochs: int) -> None:
-    """Accuracies of 256 runs trained by the plain and by the fused path, same seeds."""
+def agreement(task: Task, epochs: int, paths: Sequence[str]) -> None:
+    """Accuracies of 256 runs trained by the plain path and by each of ``paths``, same seeds."""
     from scipy import stats
 
-    runs, trained = sample(256), []
+    runs = sample(256)
     recipe = Recipe(epochs, BATCH, "bf16", percents=(25, 50, 75, 100))
-    for path in ("compiled", "fused"):
+    plain: dict[tuple[str, int], float] = {}
+    for path in ("compiled", *paths):
         start = time.perf_counter()
         rows = train(task, runs, recipe, device="cuda", path=path).rows
         kept = [r for r in rows if not (r["best"] or r["crashed"])]
-        trained.append({(r["run"], r["percent"]): r["test_accuracy"] for r in kept})
+        found = {(r["run"], r["percent"]): r["test_accuracy"] for r in kept}
         print(f"  {path}: 256 runs of {epochs} epochs in {time.perf_counter() - start:.0f} s")
-    for epoch, percent in recipe.checkpoint_epochs().items():
-        both = [[way.get((c.run, percent), 0.0) for c in runs] for way in trained]
-        ks, tau = stats.ks_2samp(*both), stats.kendalltau(*both)
-        print(
-            f"  after {epoch} epochs: Kolmogorov-Smirnov p = {ks.pvalue:.3f}, "
-            f"Kendall's tau = {tau.statistic:.3f}"
-        )
+        plain = plain or found
+        for epoch, percent in recipe.checkpoint_epochs().items() if path != "compiled" else ():
+            both = [[way.get((c.run, percent), 0.0) for c in runs] for way in (plain, found)]
+            ks, tau = stats.ks_2samp(*both), stats.kendalltau(*both)
+            print(
+                f"  after {epoch} epochs: Kolmogorov-Smirnov p = {ks.pvalue:.3f}, "
+                f"Kendall's tau = {tau.statistic:.3f}"
+            )
 
 
 def report(what: str, rate: float, one: float, peak: int) -> None:
