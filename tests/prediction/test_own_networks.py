@@ -81,6 +81,7 @@ def test_a_class_is_learned(
     assert {"frequent", "calibration"} < set(shown.split())
     (found,) = as_json("predict", out, f"{zoo}#0")
     assert found["label"] in ("loud", "quiet")
+    assert not found.keys() & {"low", "high"}
     assert sum(found["probabilities"].values()) == pytest.approx(1)
 
 

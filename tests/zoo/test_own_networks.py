@@ -184,13 +184,15 @@ def test_files_of_no_family_or_with_nan_are_refused_or_skipped(
     save_file(tensors, broken)
     write_table(table, [*ROWS, {**ROWS[0], "file": "mlp.safetensors"}])
     words = ("zoo", "import", nets, "--targets", table, "--out", tmp_path / "zoo")
-    assert_refused("'model.norm.weight' expected numbers, found NaN or infinity (1 more", *words)
+    reason = "'model.norm.weight' expected numbers, found NaN or infinity (1 more"
+    assert_refused(f"{reason}: see --dry-run)", *words)
     plan = as_json(*words, "--dry-run", "--skip")["files"]
     assert [each["action"] for each in plan] == ["skip", "import", "import", "skip"]
     assert plan[3]["reason"].endswith("those of no known family (tnfn architectures)")
     assert not (tmp_path / "zoo").exists()
     done = tnfn(*words, "--dry-run")
     assert (done.returncode, "deep/llama-1" in done.stdout) == (2, True)
+    assert f"{reason})" in done.stderr
     assert "2 imported, 2 left out" in printed(*words, "--skip")
     assert ModelZoo.open(tmp_path / "zoo").table["network"].tolist() == ["deep/llama-1", "small"]
 
@@ -273,6 +275,8 @@ def test_add_refuses_what_does_not_fit(tmp_path: Path, more: dict[str, Any], mes
     zoo.add(folder, "first", loss=2.0)
     with pytest.raises(TransformerNFNError, match=message):
         zoo.add(folder, **more)
+    with pytest.raises(ZooError, match=r"expected a path, an open checkpoint, .* found int"):
+        zoo.add(3, loss=1)  # type: ignore[arg-type]
     assert len(ModelZoo.open(tmp_path / "zoo")) == 1
 
 

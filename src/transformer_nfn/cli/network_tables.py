@@ -65,9 +65,9 @@ def _predictions(predictions: Sequence[Prediction], wide: bool) -> Table:
             *([configuration] if wide and any(configurations) else []),
             *([_recorded(p)] if in_zoo else []),
             _value(p, p.value) if p.label is None else f"{_plain(p.label)} {p.value:.3f}",
-            f"{_value(p, p.low)} to {_value(p, p.high)}"
-            if p.label is None
-            else _plain(" or ".join(p.labels)),
+            _plain(" or ".join(p.labels))
+            if p.low is None or p.high is None
+            else f"{_value(p, p.low)} to {_value(p, p.high)}",
             "unknown" if p.coverage is None else f"{100 * p.coverage:g} %",
             *([_value(p, p.spread)] if wide else []),
             f"{p.novelty:z.2f}{mark}",

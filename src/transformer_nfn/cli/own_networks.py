@@ -36,7 +36,7 @@ def import_own(
     if dry_run:
         planned = plan_import(folder, targets, out, options)
         _show_plan(planned, out, as_json)
-        check_plan(planned, folder, skip=skip)
+        check_plan(planned, folder, skip=skip, others="")
         return
     columns = ("importing", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with passing_bar(*columns) as bar:

@@ -366,7 +366,11 @@ def predict_command(
             options=open_options(None, family, settings),
         )  # fmt: skip
     if as_json:
-        echo_json([asdict(p) for p in predictions])
+        records = [asdict(p) for p in predictions]
+        for record in records:
+            if record["label"] is not None:  # classes have no interval
+                del record["low"], record["high"]
+        echo_json(records)
         return
     console = table_console()
     console.print(predictions_table(predictions, console))

@@ -62,7 +62,7 @@ class Prediction:
     Attributes:
         name: of the checkpoint.
         value: predicted, the mean over the run's seeds.
-        low: lower end of the prediction interval.
+        low: lower end of the prediction interval; None for classes, see `labels`.
         high: its upper end.
         spread: standard deviation over the seeds.
         novelty: distance to the training set or, with a guard of a built zoo, the outlier score;
@@ -80,8 +80,8 @@ class Prediction:
             networks that the guard of a built zoo warns of, and for outliers if the target is a
             number without bounds.
         target: what is predicted. ``value``, ``low``, ``high`` and ``spread`` are in its unit
-            (``spread`` in decades where the number is learned as its logarithm); of a class they
-            are about the probability of `label`.
+            (``spread`` in decades where the number is learned as its logarithm); of a class
+            ``value`` and ``spread`` are about the probability of `label`.
         label: the most probable class, None unless classes are predicted.
         labels: classes that contain the true one with the nominal coverage.
         probabilities: of every class.
@@ -91,8 +91,8 @@ class Prediction:
 
     name: str
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     spread: float
     novelty: float
     warning: str | None
@@ -342,8 +342,8 @@ def _predict_batch(
             out[i] = Prediction(
                 name=networks[i].name,
                 value=float(run.target.in_unit(mean[at])),
-                low=float(run.target.in_unit(low[at])),
-                high=float(run.target.in_unit(high[at])),
+                low=None if run.target.classes else float(run.target.in_unit(low[at])),
+                high=None if run.target.classes else float(run.target.in_unit(high[at])),
                 spread=float(spread[at]),
                 novelty=float(novelty[at]),
                 warning=_joined(warnings),

@@ -140,11 +140,20 @@ def import_networks(
     return zoo, planned
 
 
-def check_plan(planned: list[Planned], folder: Path, *, skip: bool) -> None:
-    """Refuse an import of which nothing is left, or with files that cannot be imported."""
+def check_plan(
+    planned: list[Planned], folder: Path, *, skip: bool, others: str = ": see --dry-run"
+) -> None:
+    """Refuse an import of which nothing is left, or with files that cannot be imported.
+
+    Args:
+        planned: by `plan_import`.
+        folder: of the networks.
+        skip: files that cannot be imported are left out.
+        others: where the reasons beyond the first stand.
+    """
     reasons = [each.reason for each in planned if each.reason]
     if reasons and not skip:
-        more = f" ({len(reasons) - 1} more: see --dry-run)" if len(reasons) > 1 else ""
+        more = f" ({len(reasons) - 1} more{others})" if len(reasons) > 1 else ""
         raise ImportFileError(f"{reasons[0]}{more}")
     if len(reasons) == len(planned):
         raise ImportFileError(f"'{folder}' holds no network to import: {reasons[0]}")

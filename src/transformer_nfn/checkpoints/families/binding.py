@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from transformer_nfn.checkpoints.families.family import (
+    DATA_FILE,
     Family,
     Line,
     MissingFieldError,
@@ -143,7 +144,7 @@ def bind(family: Family, checkpoint: Checkpoint, settings: Mapping[str, Any]) ->
     extra = [keys[key] for key in left if not is_ignored(family, key, prefix)]
     if extra and not family.open:
         names_of = dict.fromkeys(line.stated_by for line in family.lines if line.stated_by)
-        way = f"one of {', '.join(names_of)}" if names_of else "an --architecture file"
+        way = f"one of {', '.join(names_of)}" if names_of else DATA_FILE
         _refuse(
             where,
             f"holds '{extra[0]}' {list(infos[extra[0]].shape)}, which {family.title} does not "
@@ -421,7 +422,7 @@ class UnstatedFactError(CheckpointError):
         super().__init__(
             f"'{where}' does not state {', '.join(examples)} of {family.title}, on which its "
             f"symmetries depend: state them with the values of this model, as in {options}, or "
-            "under [config] of an --architecture file"
+            f"under [config] of {DATA_FILE}"
         )
         user_file = family.name not in families()
         self.lines = (

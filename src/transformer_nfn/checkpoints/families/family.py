@@ -56,6 +56,8 @@ from transformer_nfn.io.layout import Layout, Slot
 
 KNOWN = Path(__file__).parent / "data"
 """The data files of known families."""
+DATA_FILE = "a data file (--architecture of `tnfn inspect`)"
+"""What errors advise; not every command takes one."""
 # What expressions may read beside sizes and fields of a config.
 COMPUTED = ("layer", "stack", "has_gate", "has_head", "has_pooler")
 ROTARY = ("rope_theta", "rotary_emb_base", "partial_rotary_factor", "rotary_pct")

@@ -11,7 +11,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.checkpoints.families.family import COUNTER, Family, Line, families, shown
+from transformer_nfn.checkpoints.families.family import (
+    COUNTER,
+    DATA_FILE,
+    Family,
+    Line,
+    families,
+    shown,
+)
 from transformer_nfn.errors import CheckpointError, TransformerNFNError
 from transformer_nfn.io.checkpoint import refuse
 from transformer_nfn.io.tensor_files import TensorInfo, common_wrappers
@@ -132,7 +139,7 @@ def _by_names(
     if not fitting:
         raise UnknownFamilyError(
             f"'{where}' has no config.json with a model_type, and its tensors are those of no "
-            "known family (tnfn architectures): an --architecture file can say what they are"
+            f"known family (tnfn architectures): {DATA_FILE} can say what they are"
         )
     raise CheckpointError(
         f"'{where}': its tensors could be those of "
@@ -252,8 +259,7 @@ def find_prefix(family: Family, keys: Mapping[str, str], where: str) -> str:
     if len(found) > 1:
         raise CheckpointError(
             f"'{where}': holds several networks of {family.title}, under '{found[0]}' and "
-            f"'{found[1]}': an "
-            f'--architecture file with prefixes = ["{found[0]}"] picks one',
+            f"'{found[1]}': {DATA_FILE} with prefixes = [\"{found[0]}\"] picks one",
         )
     return found[0] if found else ""
 

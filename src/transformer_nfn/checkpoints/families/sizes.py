@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from transformer_nfn.checkpoints.families.family import (
+    DATA_FILE,
     Family,
     Line,
     MissingFieldError,
@@ -66,7 +67,7 @@ class SizeSolver:
         if missing:
             raise CheckpointError(
                 f"'{self._where}' does not say the size of '{missing[0]}' of {family.title}: "
-                "expected it in config.json or an --architecture file"
+                f"expected it in config.json or {DATA_FILE}"
             )
         return unstated
 

@@ -361,6 +361,11 @@ def opened(model: Source, config: Mapping[str, Any] | None = None) -> Iterator[M
                 model.save_pretrained(scratch)  # type: ignore[operator]
             with open_network(scratch, options) as network:
                 yield network
+    elif not isinstance(model, nn.Module | Mapping):
+        raise ZooError(
+            "a network expected a path, an open checkpoint, a module or tensors by name, found "
+            f"{type(model).__name__}"
+        )
     else:
         tensors = model.state_dict() if isinstance(model, nn.Module) else model
         for key, value in tensors.items():
