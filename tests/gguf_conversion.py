@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -79,7 +80,7 @@ def write_gguf(
     permute: bool = True,
     extra: dict[str, Tensor] | None = None,
     raw: dict[str, tuple[str, np.ndarray]] | None = None,
-    metadata: dict[str, float] | None = None,
+    metadata: dict[str, Any] | None = None,
 ) -> Path:
     """Convert a hub folder.
 
@@ -90,14 +91,20 @@ def write_gguf(
         permute: reorder the queries and keys of Llama, which its rotary positions need.
         extra: further tensors.
         raw: tensors whose type and bytes are given.
-        metadata: further numbers, by key without the architecture.
+        metadata: values by key without the architecture; None takes a key away.
     """
     config = json.loads((folder / "config.json").read_text())
     model_type = config["model_type"]
     writer = gguf.GGUFWriter(out, ARCHITECTURES.get(model_type, model_type))
     _write_config(writer, config)
-    for key, number in (metadata or {}).items():
-        writer.add_float32(f"{writer.arch}.{key}", number)
+    pooling = folder / "1_Pooling" / "config.json"
+    if pooling.is_file():
+        mean = json.loads(pooling.read_text())["pooling_mode_mean_tokens"]
+        writer.add_pooling_type(gguf.PoolingType.MEAN if mean else gguf.PoolingType.CLS)
+    for key, value in (metadata or {}).items():
+        writer.kv_data[0].pop(f"{writer.arch}.{key}", None)
+        if value is not None:
+            writer.add_key_value(f"{writer.arch}.{key}", value, gguf.GGUFValueType.get_type(value))
     for key, stored in load_file(folder / "model.safetensors").items():
         name = _renamed(key.removeprefix("bert."), NAMES[model_type])
         if name is None:
@@ -171,6 +178,8 @@ def _write_config(writer: gguf.GGUFWriter, config: dict) -> None:
     else:
         names = ("layer_norm_epsilon", "layer_norm_eps")
         writer.add_layer_norm_eps(next(config[name] for name in names if name in config))
+    if config["model_type"] == "bert":
+        writer.add_causal_attention(False)
     if config["model_type"] in ("gemma2", "phi3"):
         writer.add_sliding_window(config.get("sliding_window") or 0)
     if config["model_type"] == "gemma2":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -33,6 +34,10 @@ from transformer_nfn.io.tensor_files import (
 
 STATE_DICTS = (".pt", ".pth", ".bin")
 CONFIG = "config.json"
+MODULES = "modules.json"
+LARGEST_MODULES = 1 << 20
+POOLING = re.compile("pooling_mode_(.*?)(_tokens?)?$")
+SENTENCE_POOLING = "sentence_pooling"
 INDEX = ".index.json"
 QUANTISED = "quantization_config"
 # In the order in which they are preferred.
@@ -101,7 +106,7 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
     Attributes:
         where: name in errors.
         metadata: of a safetensors file.
-        config: ``config.json`` of a folder; the metadata of a GGUF file.
+        config: ``config.json`` of a folder, see `read_config`; the metadata of a GGUF file.
         converted: tensors are computed from what the files hold, which are of another format; it
             is written as a folder of safetensors.
 
@@ -364,9 +369,31 @@ def checkpoint_paths(folder: Path) -> Iterator[Path]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """``config.json`` of a folder; empty if there is none."""
+    """``config.json`` of a folder, empty if there is none.
+
+    The pooling of a sentence transformer stands in a module's config and is added to it.
+    """
     path = folder / CONFIG
-    return read_object(path) if path.is_file() else {}
+    config = read_object(path) if path.is_file() else {}
+    for module, kind in sentence_modules(folder).items():
+        if kind.endswith("Pooling") and (folder / module / CONFIG).is_file():
+            stated = read_object(inside(folder, f"{module}/{CONFIG}", folder))
+            modes = [name for name, on in stated.items() if POOLING.match(name) and on is True]
+            words = modes or [str(stated.get("pooling_mode"))]
+            config[SENTENCE_POOLING] = "+".join(POOLING.sub(r"\1", word) for word in words)
+    return config
+
+
+def sentence_modules(folder: Path) -> dict[str, str]:
+    """The kinds of the modules of a sentence transformer after the model, by their folders."""
+    path = folder / MODULES
+    if not path.is_file() or path.stat().st_size > LARGEST_MODULES:
+        return {}
+    try:
+        listed = json.loads(inside(folder, MODULES, folder).read_bytes())
+        return {str(module["path"]): str(module.get("type")) for module in listed if module["path"]}
+    except (ValueError, RecursionError, TypeError, AttributeError, KeyError):
+        return {}
 
 
 def read_shard_index(index: Path) -> dict[str, Path]:

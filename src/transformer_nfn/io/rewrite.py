@@ -24,6 +24,7 @@ from transformer_nfn.io.checkpoint import (
     file_format,
     find_weights,
     read_shard_index,
+    sentence_modules,
 )
 from transformer_nfn.io.files import atomic_file, atomic_folder, foreign_files
 from transformer_nfn.io.tensor_files import (
@@ -41,7 +42,6 @@ from transformer_nfn.io.tensor_files import (
 # What a folder of a hub holds beside weights: config, tokenizer, its notes.
 SMALL = (".json", ".txt", ".model", ".jinja", ".md")
 LARGEST_SMALL = 64 << 20
-MODULES = "modules.json"
 MODULE_WEIGHTS = (".safetensors", ".bin")
 
 EMPTY_HEADER = b'{"__metadata__":{"format":"pt"}}'
@@ -248,7 +248,7 @@ def _beside_weights(home: Path) -> tuple[list[Path], list[Path]]:
     """
     folders: list[Path] = []
     files: list[Path] = []
-    modules = _modules(home)
+    modules = {Path(module) for module in sentence_modules(home)}
     for where, inner, names in os.walk(home):
         at = Path(where)
         inner[:] = sorted(
@@ -266,18 +266,6 @@ def _beside_weights(home: Path) -> tuple[list[Path], list[Path]]:
             if not name.endswith(INDEX) or path == find_weights(home):
                 files.append(inside(home, (folder / name).as_posix(), home).relative_to(home))
     return folders, files
-
-
-def _modules(home: Path) -> set[Path]:
-    """The folders of modules that follow the model, as sentence-transformers lists them."""
-    path = home / MODULES
-    if not path.is_file() or path.stat().st_size > LARGEST_SMALL:
-        return set()
-    try:
-        listed = json.loads(inside(home, MODULES, home).read_bytes())
-        return {Path(module["path"]) for module in listed if module["path"]}
-    except (ValueError, RecursionError, TypeError, KeyError):
-        return set()
 
 
 def _as_stored(name: str, value: Tensor, info: TensorInfo) -> Tensor:

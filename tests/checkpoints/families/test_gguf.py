@@ -199,6 +199,10 @@ def test_metadata_that_change_rotary_positions(folders: dict[str, Path], tmp_pat
     (half / "config.json").write_text(json.dumps(config))
     with open_model(write_gguf(half, tmp_path / "half.gguf")) as model:
         assert model.description.stacks[0].blocks[0].attention.rotary == 4
+    file = write_gguf(folders["phi"], tmp_path / "m.gguf", metadata={"rope.dimension_count": None})
+    with open_model(file) as model:
+        attention = model.description.stacks[0].blocks[0].attention
+        assert attention.rotary == attention.d_k
     file = write_gguf(
         folders["qwen2"], tmp_path / "m.gguf", metadata={"rope.scaling.attn_factor": 1.2}
     )
@@ -248,4 +252,10 @@ def test_bad_files_are_refused_in_one_sentence(folders: dict[str, Path], tmp_pat
     bad.write_bytes(data.replace(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"))
     assert "lacks 'model.layers.1.self_attn.q_proj.weight'" in _refusal(bad)
     bad.write_bytes(data.replace(b"attention.head_count_kv", b"attention.head_count_xx"))
-    assert "k_proj.weight' expected shape" in _refusal(bad)
+    assert "metadata 'llama.attention.head_count_xx' is not supported for Llama" in _refusal(bad)
+    for key, words in {
+        "attention.head_count_kv": "k_proj.weight' expected shape",
+        "attention.head_count": "metadata lacks 'llama.attention.head_count'",
+    }.items():
+        file = write_gguf(folders["llama"], tmp_path / "model.gguf", metadata={key: None})
+        assert words in _refusal(file)

@@ -25,6 +25,7 @@ from transformer_nfn.functional.description import (
     Stack,
     Transformer,
 )
+from transformer_nfn.io.checkpoint import SENTENCE_POOLING
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -156,6 +157,7 @@ def describe(binding: Binding, where: str) -> Transformer:
         end_token=facts.token("end_token"),
         padding=_padding(binding, where),
         start_token=facts.token("start_token"),
+        sentence_pooling=_sentence_pooling(binding, where),
         mlm=facts.activation("mlm") if "extra.mlm.W" in names else None,
         classifier=_classifier(binding, facts),
         sinusoids=facts.word_or_none("sinusoids", ("neighbours", "halves")),
@@ -191,6 +193,15 @@ def _padding(binding: Binding, where: str) -> int | None:
             f"'{where}': config: pad_token_id expected a whole number, found {shown(padding)}"
         )
     return -1 if padding is None else padding
+
+
+def _sentence_pooling(binding: Binding, where: str) -> str | None:
+    stated = binding.config.get(SENTENCE_POOLING)
+    if stated is not None and not isinstance(stated, str):
+        raise CheckpointError(
+            f"'{where}': config: {SENTENCE_POOLING} expected a word, found {shown(stated)}"
+        )
+    return stated
 
 
 def _classifier(binding: Binding, facts: _Facts) -> Mlp | None:

@@ -7,6 +7,7 @@ reads the file as if it were the model's own folder.
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,11 +24,12 @@ from transformer_nfn.checkpoints.families.family import (
     MissingFieldError,
     evaluate,
     families,
+    parse,
     shown,
 )
 from transformer_nfn.errors import CheckpointError, SpaceError
 from transformer_nfn.functional.description import Attention, RotaryScaling
-from transformer_nfn.io.checkpoint import Checkpoint
+from transformer_nfn.io.checkpoint import SENTENCE_POOLING, Checkpoint
 from transformer_nfn.io.gguf_file import ARCHITECTURE
 from transformer_nfn.io.tensor_files import TensorInfo
 
@@ -35,6 +37,10 @@ FREQUENCIES = "rope_freqs.weight"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What every published Llama 3 has; files hold the factors that follow from it."""
 MOST_BLOCKS = 10_000
+POOLINGS = (None, "mean", "cls", "lasttoken", "rank")
+"""Names of ``pooling_type`` in sentence-transformers, see `sentence_pooling`."""
+HEADS = "attention.head_count"
+ROTARY = {"rope.scaling.type", "rope.scaling.factor", "rope.scale_linear"}
 
 
 @dataclass(frozen=True)
@@ -56,10 +62,10 @@ def architectures() -> Mapping[str, Architecture]:
     >>> architectures()["phi2"].family.title
     'Phi'
     """
-    path = files("transformer_nfn.checkpoints.families") / "gguf.toml"
-    tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    out = {}
+    tables, out = _tables(), {}
     for name, table in tables.items():
+        if name == "keys":
+            continue
         config = table["config"]
         out[name] = Architecture(
             name,
@@ -70,6 +76,12 @@ def architectures() -> Mapping[str, Architecture]:
             frozenset(table.get("transposed", ())),
         )
     return out
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    path = files("transformer_nfn.checkpoints.families") / "gguf.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def as_hub(checkpoint: Checkpoint) -> Checkpoint:
@@ -104,6 +116,7 @@ def _config(architecture: Architecture, fields: Mapping[str, Any], where: str) -
                 if not isinstance(table, dict):
                     raise CheckpointError(f"'{where}': metadata '{key}' stands in no table")
             table[last] = value
+    _check_keys(architecture, fields, tree, where)
     model_type = architecture.family.model_types[0]
     config: dict[str, Any] = {"model_type": model_type}
     config["architectures"] = [architecture.model_class]
@@ -115,22 +128,54 @@ def _config(architecture: Architecture, fields: Mapping[str, Any], where: str) -
         except SpaceError as error:
             raise CheckpointError(f"'{where}': metadata: {name}: {error}") from None
     rope = tree.get("rope")
-    if isinstance(rope, dict) and (scaling := _rotary_scaling(rope, where)) is not None:
+    if isinstance(rope, dict) and (scaling := _rotary_scaling(rope)) is not None:
         config["rope_scaling"] = scaling
+    pooling = tree.get("pooling_type", 0)
+    if type(pooling) is not int or not 0 <= pooling < len(POOLINGS):
+        raise CheckpointError(
+            f"'{where}': metadata: pooling_type expected 0 to {len(POOLINGS) - 1}, found "
+            f"{shown(pooling)}"
+        )
+    config[SENTENCE_POOLING] = POOLINGS[pooling]
     return config
 
 
-def _rotary_scaling(rope: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+def _check_keys(
+    architecture: Architecture, fields: Mapping[str, Any], tree: Mapping[str, Any], where: str
+) -> None:
+    """Refuse metadata of the architecture that may change the function, and that nothing reads."""
+    if f"{architecture.name}.{HEADS}" not in fields:
+        raise CheckpointError(f"'{where}': metadata lacks '{architecture.name}.{HEADS}'")
+    keys = _tables()["keys"]
+    read = {"pooling_type", *ROTARY, *keys["ignored"]}
+    for text in architecture.config.values():
+        nodes = ast.walk(parse(text))
+        read |= {ast.unparse(n) for n in nodes if isinstance(n, ast.Name | ast.Attribute)}
+    for key, value in fields.items():
+        start, _, rest = key.partition(".")
+        if start != architecture.name or rest in read:
+            continue
+        if rest not in keys["expected"]:
+            raise CheckpointError(
+                f"'{where}': metadata '{key}' is not supported for {architecture.family.title}, "
+                f"found {shown(value)}"
+            )
+        try:
+            expected = evaluate(keys["expected"][rest], tree)
+        except (MissingFieldError, SpaceError):
+            continue  # reported where the field is read
+        if value != expected:
+            raise CheckpointError(
+                f"'{where}': metadata: {rest} expected {shown(expected)}, found {shown(value)}"
+            )
+
+
+def _rotary_scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:
     """The scheme that metadata state as llama.cpp reads them: a factor without a type is linear."""
     scaling = rope.get("scaling", {})
     scaling = scaling if isinstance(scaling, dict) else {}
     factor = scaling.get("factor", rope.get("scale_linear")) or None
     kind = scaling.get("type", "none" if factor is None else "linear")
-    if scaling.get("attn_factor", 1.0) != 1.0:
-        raise CheckpointError(
-            f"'{where}': metadata: rope.scaling.attn_factor expected 1, found "
-            f"{shown(scaling['attn_factor'])}"
-        )
     return None if kind == "none" else {"rope_type": kind, "factor": factor}
 
 

@@ -24,9 +24,12 @@ from transformer_nfn.spaces.actions.permutation import match_rows
 
 OUTPUT_SETTINGS = {
     "mlm": "head", "pooler": "extra.pooler", "pooling": "head", "classifier": "classifier",
-    "padding": "head", "end_token": None, "start_token": None,
+    "padding": "head", "end_token": None, "start_token": None, "sentence_pooling": "",
 }  # fmt: skip
-"""Settings of a description that an output head depends on, and that head; None for any output."""
+"""Settings of a description that an output head depends on, and that head.
+
+None stands for any output where both state the setting, empty text for any output.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def compare_outputs(A: Model, B: Model) -> Outputs:
     unlike = []
     for setting, head in OUTPUT_SETTINGS.items():
         x, y = (getattr(model.description, setting) for model in (A, B))
-        asked = None not in (x, y) if head is None else head in a and head in b
+        asked = None not in (x, y) if head is None else not head or (head in a and head in b)
         if x == y or not asked:
             continue
         if setting == "mlm" and None in (x, y):

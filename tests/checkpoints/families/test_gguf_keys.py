@@ -1,0 +1,113 @@
+"""Keys of GGUF files: what may change the function is never called the same."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+
+import tiny_families
+from gguf_conversion import write_gguf
+from tnfn_command import tnfn
+from transformer_nfn.checkpoints import open_model, relate
+from transformer_nfn.checkpoints.fingerprints import compare_fingerprints, take_fingerprint
+from transformer_nfn.errors import CheckpointError
+from transformer_nfn.io import Checkpoint
+
+CASES = ("llama", "qwen2", "qwen3", "gemma2", "phi3", "phi", "gpt2", "bert-base")
+NO_SETTINGS = {
+    "vocab_size", "context_length", "tensor_data_layout", "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+}  # fmt: skip
+"""What llama.cpp does not read for these architectures, or only for rejected rotary schemes."""
+UNSTATED = {
+    "attention.causal": True, "expert_count": 0, "expert_used_count": 0, "pooling_type": 0,
+    "rope.scale_linear": 0, "rope.scaling.attn_factor": 1, "rope.scaling.factor": 0,
+}  # fmt: skip
+"""Values that llama.cpp takes where a file has none."""
+
+
+def all_keys(of: type = gguf.Keys) -> Iterator[str]:
+    """Every key of an architecture that the package knows, without the architecture."""
+    for value in vars(of).values():
+        if isinstance(value, type):
+            yield from all_keys(value)
+        elif isinstance(value, str) and value.startswith("{arch}."):
+            yield value.removeprefix("{arch}.").replace("{dense}", "dense_2")
+
+
+def other_values(value: Any) -> tuple[Any, ...]:
+    """Values to try instead of one in a file; None takes the key away."""
+    if value is None:
+        return (1, 3, 0.7, False, "yarn", [1, 2])
+    if isinstance(value, bool):
+        return (not value, None)
+    return tuple(factor * value for factor in ((1.3, 1e3) if isinstance(value, float) else (0, 2)))
+
+
+def unseen_keys(case: str, folder: Path, keys: set[str]) -> list[str]:
+    """Changed keys that `relate` or a fingerprint does not see."""
+    tiny_families.save(tiny_families.build(case, dtype=torch.float32), folder)
+    plain = write_gguf(folder, folder / "plain.gguf")
+    with Checkpoint.open(plain) as file:
+        stated = {key.partition(".")[2]: value for key, value in file.config.items()}
+    unseen = []
+    for key in sorted(keys - NO_SETTINGS):
+        for other in other_values(stated.get(key)):
+            if key in UNSTATED and other == UNSTATED[key]:
+                continue
+            changed = write_gguf(folder, folder / "changed.gguf", metadata={key: other})
+            try:
+                with open_model(plain) as a, open_model(changed) as b:
+                    relation = relate(a, b)
+                    fingerprints = take_fingerprint(a), take_fingerprint(b)
+            except CheckpointError:
+                continue  # a clear refusal
+            same = not compare_fingerprints(*fingerprints).changed
+            if same or (relation.same_function is not False and relation.verdict != "unclear"):
+                unseen.append(f"{key}: {other}")
+    return unseen
+
+
+@pytest.mark.parametrize(
+    ("case", "keys"),
+    [
+        ("bert-base", {"pooling_type", "attention.causal"}),
+        ("qwen3", {"pooling_type", "attention.scale", "attention.causal"}),
+    ],
+)
+def test_keys_are_seen(case: str, keys: set[str], tmp_path: Path) -> None:
+    assert unseen_keys(case, tmp_path, keys) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", CASES)
+def test_keys_of_every_architecture_are_seen(case: str, tmp_path: Path) -> None:
+    keys = {*all_keys(), "rope.scale_linear", "unheard.of"}
+    if case in ("gpt2", "bert-base"):  # no rotary positions
+        keys = {key for key in keys if not key.startswith("rope.")}
+    assert unseen_keys(case, tmp_path, keys) == []
+
+
+def test_the_pooling_of_a_sentence_transformer(tmp_path: Path) -> None:
+    """A folder states it in a module's config, its GGUF in the metadata."""
+    folders = {"mean": tmp_path / "mean", "cls": tmp_path / "cls"}
+    for mode, folder in folders.items():
+        tiny_families.save(tiny_families.build("bert-base", dtype=torch.float32), folder)
+        modules = [{"path": "", "type": "Transformer"}, {"path": "1_Pooling", "type": "x.Pooling"}]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling").mkdir()
+        modes = {"pooling_mode_cls_token": mode == "cls", "pooling_mode_mean_tokens": mode != "cls"}
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
+    file = write_gguf(folders["mean"], tmp_path / "mean.gguf")
+    paths = [*folders.values(), file, tmp_path / "other"]
+    assert tnfn("disguise", folders["mean"], "--out", paths[-1]).returncode == 0
+    verdicts = []
+    for path in paths:
+        with open_model(folders["mean"]) as a, open_model(path) as b:
+            relation = relate(a, b)
+        verdicts.append((relation.verdict, relation.same_function))
+    assert verdicts == [("same", True), ("same backbone", False), ("same", True), ("same", True)]
