@@ -59,6 +59,18 @@ def library_outputs(kind: Any, folder: Path, inputs: dict[str, Tensor]) -> Tenso
     return torch.cat([out[name].flatten() for name in OUTPUTS if name in out])
 
 
+def is_seen(first: Path, second: Path) -> bool:
+    """Whether `relate` and fingerprints see that two functions differ, or one file is refused."""
+    try:
+        with open_model(first) as a, open_model(second) as b:
+            relation = relate(a, b)
+            fingerprints = take_fingerprint(a), take_fingerprint(b)
+    except CheckpointError:
+        return True
+    differ = relation.same_function is False or relation.verdict == "unclear"
+    return differ and bool(compare_fingerprints(*fingerprints).changed)
+
+
 def unseen_fields(family: str, folder: Path, only: tuple[str, ...] = ()) -> list[str]:
     """Changed fields that change the library's outputs, and that `relate` does not see."""
     library = build(family, dtype=torch.float32)
@@ -85,14 +97,7 @@ def unseen_fields(family: str, folder: Path, only: tuple[str, ...] = ()) -> list
             if not (after - before).abs().max() > 1e-5 * before.abs().max():
                 continue
             seen.add(name)
-            try:
-                with open_model(folder / "a") as a, open_model(folder / "b") as b:
-                    relation = relate(a, b)
-                    fingerprints = take_fingerprint(a), take_fingerprint(b)
-            except CheckpointError:
-                continue  # a clear refusal
-            same = not compare_fingerprints(*fingerprints).changed
-            if same or (relation.same_function is not False and relation.verdict != "unclear"):
+            if not is_seen(folder / "a", folder / "b"):
                 unseen.append(f"{name}: {other}")
     assert seen >= set(only)
     return unseen

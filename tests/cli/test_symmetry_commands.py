@@ -59,12 +59,6 @@ def test_space_prints_lists_and_writes_json(tmp_path):
     assert "residual_stack: 30 tensors" in printed("space", path)
 
 
-def test_the_story_of_the_disguises(tmp_path):
-    shown = printed("disguises", "--out", tmp_path / "demo")
-    assert "witness" in shown
-    assert len(list((tmp_path / "demo").glob("*.safetensors"))) == 7
-
-
 def test_bad_input_is_one_sentence_and_exit_code_2(folder):
     a, torn, plain, rope = (folder / f"{n}.safetensors" for n in ("a", "torn", "plain", "rope"))
     torn.write_bytes(a.read_bytes()[:-7])

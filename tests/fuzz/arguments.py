@@ -31,7 +31,6 @@ def _places() -> list[Words]:
             ("fingerprint", "hub", "--add", f"{place}/x.parquet"),
             ("diff", "hub", "hub", "--page", f"{place}/x.html"),
             ("diff", "hub", "bert", "--figure", "x.svg", "--page", f"{place}/x.html"),
-            ("disguises", "--out", f"{place}/d"),
             ("reproduce", "figures", "zoo", "--out", f"{place}/d"),
         ]
     # Into a folder that is there files may be put.
