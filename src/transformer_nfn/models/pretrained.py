@@ -77,20 +77,12 @@ class Pretrained(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls,
-        pretrained_model_name_or_path: str | Path,
-        *,
-        revision: str | None = None,
-        cache_dir: str | Path | None = None,
-        local_files_only: bool = False,
-        map_location: str = "cpu",
+        cls, pretrained_model_name_or_path: str | Path, *, revision: str | None = None
     ) -> Self:
         """Load a model from a folder, or from a hub by its name (extra ``hub``)."""
         folder = Path(pretrained_model_name_or_path)
         if not folder.is_dir():
-            folder = _download(
-                str(pretrained_model_name_or_path), revision, cache_dir, local_files_only
-            )
+            folder = _download(str(pretrained_model_name_or_path), revision)
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
                 raise TransformerNFNError(f"'{folder}' holds no {name}, so no model can be read")
@@ -99,7 +91,7 @@ class Pretrained(nn.Module):
             _check_config(config, stored, folder / CONFIG)
             model = cls.from_config(config)
             _fill(model, stored)
-        return model.to(torch.device(map_location)).eval()
+        return model.eval()
 
     def push_to_hub(self, repo_id: str, *, commit_message: str = "Upload model") -> str:
         """Upload the model's folder to a hub (extra ``hub``); returns the address."""
@@ -168,20 +160,11 @@ def _hub() -> Any:
     return huggingface_hub
 
 
-def _download(
-    name: str, revision: str | None, cache_dir: str | Path | None, local_files_only: bool
-) -> Path:
+def _download(name: str, revision: str | None) -> Path:
     hub = _hub()
     try:
-        return Path(
-            hub.snapshot_download(
-                name,
-                revision=revision,
-                cache_dir=cache_dir,
-                local_files_only=local_files_only,
-                allow_patterns=[CONFIG, WEIGHTS],
-            )
-        )
+        patterns = [CONFIG, WEIGHTS]
+        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
     except (OSError, ValueError) as error:
         raise TransformerNFNError(
             f"'{name}' is neither a folder nor a model that can be downloaded: {error}"
