@@ -10,16 +10,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from transformer_nfn.checkpoints.families.family import (
-    DATA_FILE,
-    Family,
-    Line,
+from transformer_nfn.checkpoints.families.expressions import (
     MissingFieldError,
     evaluate,
-    families,
     names_in,
     truth,
 )
+from transformer_nfn.checkpoints.families.family import DATA_FILE, Family, Line, families
 from transformer_nfn.checkpoints.families.recognise import (
     OpenOptions,
     count_blocks,

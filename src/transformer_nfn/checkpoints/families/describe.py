@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from transformer_nfn.checkpoints.families.binding import Binding, computed
-from transformer_nfn.checkpoints.families.family import MissingFieldError, evaluate, shown
+from transformer_nfn.checkpoints.families.expressions import MissingFieldError, evaluate, shown
 from transformer_nfn.checkpoints.families.recognise import head_lines
 from transformer_nfn.errors import CheckpointError, SpaceError
 from transformer_nfn.functional.description import (

@@ -7,7 +7,6 @@ reads the file as if it were the model's own folder.
 
 from __future__ import annotations
 
-import ast
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,15 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.families.family import (
-    COUNTER,
-    Family,
+from transformer_nfn.checkpoints.families.expressions import (
     MissingFieldError,
     evaluate,
-    families,
-    parse,
+    fields_in,
     shown,
 )
+from transformer_nfn.checkpoints.families.family import COUNTER, Family, families
 from transformer_nfn.errors import CheckpointError, SpaceError
 from transformer_nfn.functional.description import Attention, RotaryScaling
 from transformer_nfn.io.checkpoint import SENTENCE_POOLING, Checkpoint
@@ -148,9 +145,7 @@ def _check_keys(
         raise CheckpointError(f"'{where}': metadata lacks '{architecture.name}.{HEADS}'")
     keys = _tables()["keys"]
     read = {"pooling_type", *ROTARY, *keys["ignored"]}
-    for text in architecture.config.values():
-        nodes = ast.walk(parse(text))
-        read |= {ast.unparse(n) for n in nodes if isinstance(n, ast.Name | ast.Attribute)}
+    read = read.union(*map(fields_in, architecture.config.values()))
     for key, value in fields.items():
         start, _, rest = key.partition(".")
         if start != architecture.name or rest in read:

@@ -12,11 +12,8 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.families.binding import Binding, bind
 from transformer_nfn.checkpoints.families.describe import describe
-from transformer_nfn.checkpoints.families.family import (
-    known_family,
-    read_family,
-    shown,
-)
+from transformer_nfn.checkpoints.families.expressions import shown
+from transformer_nfn.checkpoints.families.family import known_family, read_family
 from transformer_nfn.checkpoints.families.gguf import as_hub
 from transformer_nfn.checkpoints.families.recognise import (
     OpenOptions,

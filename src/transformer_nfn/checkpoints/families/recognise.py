@@ -11,14 +11,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.checkpoints.families.family import (
-    COUNTER,
-    DATA_FILE,
-    Family,
-    Line,
-    families,
-    shown,
-)
+from transformer_nfn.checkpoints.families.expressions import shown
+from transformer_nfn.checkpoints.families.family import COUNTER, DATA_FILE, Family, Line, families
 from transformer_nfn.errors import CheckpointError, TransformerNFNError
 from transformer_nfn.io.checkpoint import refuse
 from transformer_nfn.io.tensor_files import TensorInfo, common_wrappers

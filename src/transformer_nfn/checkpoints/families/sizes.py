@@ -6,14 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from transformer_nfn.checkpoints.families.family import (
-    DATA_FILE,
-    Family,
-    Line,
-    MissingFieldError,
-    evaluate,
-    shown,
-)
+from transformer_nfn.checkpoints.families.expressions import MissingFieldError, evaluate, shown
+from transformer_nfn.checkpoints.families.family import DATA_FILE, Family, Line
 from transformer_nfn.errors import CheckpointError, SpaceError
 from transformer_nfn.io.layout import PLUS
 
