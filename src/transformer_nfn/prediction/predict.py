@@ -16,7 +16,7 @@ from torch import Tensor
 from transformer_nfn.checkpoints.families import OpenOptions
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import network_of
-from transformer_nfn.networks import Network, check_positions, resolve_networks, zoo_rows
+from transformer_nfn.networks import Network, resolve_networks, zoo_rows
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.guard.own import OwnGuard, invariants_of
@@ -35,6 +35,7 @@ from transformer_nfn.prediction.target import ACCURACY_COLUMN, Target
 from transformer_nfn.prediction.training_set import TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import TrainedSizes
 from transformer_nfn.zoo import ModelZoo, NetworkSizes, Zoo
+from transformer_nfn.zoo.network_files import check_positions
 
 BATCH = 512
 """Networks in memory at once: a zoo may have tens of thousands."""
