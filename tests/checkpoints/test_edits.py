@@ -31,16 +31,17 @@ def outputs_of(family: str, model: MemoryModel):
 
 @pytest.mark.parametrize("family", [*QUICK, "opt-post-norm"])
 def test_edits_are_seen(tiny, family):
-    """One in two hundred; one in ten in the nightly test."""
+    """One in two hundred; one in fifteen in the nightly test."""
     model = tiny(family, torch.float64)
     assert unseen_edits(model, outputs_of(family, model), 200) == []
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("family", TINY | HEADS)
-def test_edits_of_every_family_are_seen(tiny, family):
+@pytest.mark.parametrize(("one_in", "hidden"), [(15, False), (40, True)])
+def test_edits_of_every_family_are_seen(tiny, family, one_in, hidden):
     model = tiny(family, torch.float64)
-    assert unseen_edits(model, outputs_of(family, model), 10) == []
+    assert unseen_edits(model, outputs_of(family, model), one_in, hidden=hidden) == []
 
 
 @pytest.mark.parametrize(
