@@ -286,35 +286,23 @@ class ReducedBlock:
         Args:
             tensor: ``W_Q``, ``W_K``, ``W_V``, ``W_A``, ``W_G``, or with ``cross.`` before it.
         """
-        bias = self._maybe(tensor.replace("W_", "b_"))
+        return self._folded(tensor, self._maybe(tensor.replace("W_", "b_")))
+
+    def _folded(self, tensor: str, bias: Tensor | None) -> tuple[Piece, Piece | None]:
         gain, beta = self._norm_before(tensor)
         normed = gain is not None or self.description.order == "chain"
         centred = self.network.description.norm == "layer" and normed
         return folded(
-            self._read(tensor),
-            bias,
-            gain,
-            beta,
-            unit=self._unit,
-            least=self.network.least,
-            centred=centred,
-        )
+            self._read(tensor), bias, gain, beta,
+            unit=self._unit, least=self.network.least, centred=centred,
+        )  # fmt: skip
 
     def router(self) -> tuple[Piece, Piece | None]:
         """What scores experts, ``[D, experts]``, and the bias that the norm leaves in it.
 
         Softmax sees differences of scores only: both have mean zero over the experts.
         """
-        gain, beta = self._norm_before("router")
-        weight, bias = folded(
-            self._read("router"),
-            None,
-            gain,
-            beta,
-            unit=self._unit,
-            least=self.network.least,
-            centred=self.network.description.norm == "layer",
-        )
+        weight, bias = self._folded("router", None)
 
         def relative(piece: Piece) -> Piece:
             n = piece.value.shape[-1]
