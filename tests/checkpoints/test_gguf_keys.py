@@ -1,6 +1,5 @@
 """Keys of GGUF files: what may change the function is never called the same."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from test_config_fields import is_seen
 
 import tiny_families
 from gguf_conversion import write_gguf
-from tnfn_command import tnfn
-from transformer_nfn.checkpoints import open_model, relate
 from transformer_nfn.io import Checkpoint
 
 CASES = ("llama", "qwen2", "qwen3", "gemma2", "phi3", "phi", "gpt2", "bert-base")
@@ -82,24 +79,3 @@ def test_keys_of_every_architecture_are_seen(case: str, tmp_path: Path) -> None:
     if case in ("gpt2", "bert-base"):  # no rotary positions
         keys = {key for key in keys if not key.startswith("rope.")}
     assert unseen_keys(case, tmp_path, keys) == []
-
-
-def test_the_pooling_of_a_sentence_transformer(tmp_path: Path) -> None:
-    """A folder states it in a module's config, its GGUF in the metadata."""
-    folders = {"mean": tmp_path / "mean", "cls": tmp_path / "cls"}
-    for mode, folder in folders.items():
-        tiny_families.save(tiny_families.build("bert-base", dtype=torch.float32), folder)
-        modules = [{"path": "", "type": "Transformer"}, {"path": "1_Pooling", "type": "x.Pooling"}]
-        (folder / "modules.json").write_text(json.dumps(modules))
-        (folder / "1_Pooling").mkdir()
-        modes = {"pooling_mode_cls_token": mode == "cls", "pooling_mode_mean_tokens": mode != "cls"}
-        (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
-    file = write_gguf(folders["mean"], tmp_path / "mean.gguf")
-    paths = [*folders.values(), file, tmp_path / "other"]
-    assert tnfn("disguise", folders["mean"], "--out", paths[-1]).returncode == 0
-    verdicts = []
-    for path in paths:
-        with open_model(folders["mean"]) as a, open_model(path) as b:
-            relation = relate(a, b)
-        verdicts.append((relation.verdict, relation.same_function))
-    assert verdicts == [("same", True), ("same backbone", False), ("same", True), ("same", True)]

@@ -305,9 +305,9 @@ class Transformer:
             the last (a classifier of BART); None where no token says what is read.
         padding: that a classifier of the last token passes over, -1 if it takes the very last.
         start_token: the decoder reads the input behind it unless it has an input (BART).
-        sentence_pooling: what makes the embedding of a text of the outputs of its tokens, in the
-            words of sentence-transformers (``mean``, ``cls``); None where nothing does. The
-            forward leaves it to them.
+        sentence_pooling: what makes the embedding of a text of its final stream, in the words of
+            sentence-transformers (``mean``, ``cls``), with digests of modules behind it; None where
+            nothing does. The forward leaves it to them.
         classifier: an MLP that gives the output from the mean of the final stream over tokens.
         sinusoids: fixed positions are added to the input unless the file holds positions: sines and
             cosines in neighbouring coordinates, or in halves.

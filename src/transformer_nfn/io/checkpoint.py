@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -371,17 +372,24 @@ def checkpoint_paths(folder: Path) -> Iterator[Path]:
 def read_config(folder: Path) -> dict[str, Any]:
     """``config.json`` of a folder, empty if there is none.
 
-    The pooling of a sentence transformer stands in a module's config and is added to it.
+    What a sentence transformer does to the outputs of the model stands in folders of its modules
+    and is added to it, but for a normalisation.
     """
     path = folder / CONFIG
     config = read_object(path) if path.is_file() else {}
+    words = []
     for module, kind in sentence_modules(folder).items():
         if kind.endswith("Pooling") and (folder / module / CONFIG).is_file():
             stated = read_object(inside(folder, f"{module}/{CONFIG}", folder))
             modes = [name for name, on in stated.items() if POOLING.match(name) and on is True]
-            words = modes or [str(stated.get("pooling_mode"))]
-            config[SENTENCE_POOLING] = "+".join(POOLING.sub(r"\1", word) for word in words)
-    return config
+            modes = modes or [str(stated.get("pooling_mode"))]
+            words.append("+".join(POOLING.sub(r"\1", mode) for mode in modes))
+        for name in WEIGHTS:
+            if (folder / module / name).is_file():
+                with open(inside(folder, f"{module}/{name}", folder), "rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                words.append(f"{kind.rpartition('.')[2]} {digest[:8]}")
+    return config | {SENTENCE_POOLING: ", ".join(words)} if words else config
 
 
 def sentence_modules(folder: Path) -> dict[str, str]:

@@ -136,6 +136,7 @@ def describe(binding: Binding, where: str) -> Transformer:
     inputs = facts.one_of("inputs", ("tokens", "patches", "vectors", "audio"))
     sizes = binding.sizes
     tied, headless = _output(binding, where)
+    pooling = _sentence_pooling(binding, where)
     return Transformer(
         family=binding.family.name,
         width=sizes["D"],
@@ -146,7 +147,7 @@ def describe(binding: Binding, where: str) -> Transformer:
         inputs=inputs,
         vocab=sizes["vocab"] if names.keys() & {"token", "kept.token"} else None,
         tied=tied,
-        headless=headless,
+        headless=headless or pooling is not None,
         embedding_scale=facts.number("embedding_scale", 1e-30),
         head_scale=facts.number("head_scale", 1e-30),
         final_softcap=facts.number_or_none("final_softcap", 1e-30),
@@ -157,7 +158,7 @@ def describe(binding: Binding, where: str) -> Transformer:
         end_token=facts.token("end_token"),
         padding=_padding(binding, where),
         start_token=facts.token("start_token"),
-        sentence_pooling=_sentence_pooling(binding, where),
+        sentence_pooling=pooling,
         mlm=facts.activation("mlm") if "extra.mlm.W" in names else None,
         classifier=_classifier(binding, facts),
         sinusoids=facts.word_or_none("sinusoids", ("neighbours", "halves")),
