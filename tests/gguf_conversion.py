@@ -99,8 +99,10 @@ def write_gguf(
     _write_config(writer, config)
     pooling = folder / "1_Pooling" / "config.json"
     if pooling.is_file():
-        mean = json.loads(pooling.read_text())["pooling_mode_mean_tokens"]
-        writer.add_pooling_type(gguf.PoolingType.MEAN if mean else gguf.PoolingType.CLS)
+        modes = json.loads(pooling.read_text())
+        for mode, kind_ in (("mean_tokens", "MEAN"), ("cls_token", "CLS")):
+            if modes.get(f"pooling_mode_{mode}"):
+                writer.add_pooling_type(gguf.PoolingType[kind_])
     for key, value in (metadata or {}).items():
         writer.kv_data[0].pop(f"{writer.arch}.{key}", None)
         if value is not None:

@@ -218,8 +218,9 @@ def _check_summary(summary: Fields, widest: float) -> None:
             widening.number(name, 1.0, MAX_WIDENING)
     if "shift" in summary.data:
         shift = summary.inner("shift")
-        for name in SHIFT:
-            shift.number(name, 1.0 if name == "factor" else -math.inf)
+        shift.number("usual", 0.0, shift.number("unusual"))
+        shift.number("low", most=shift.number("high"))
+        shift.number("factor", 1.0)
 
 
 def _check_numbers(fields: Fields, names: str) -> None:
