@@ -44,12 +44,13 @@ def neurons(w_ptr, i, known, DT: tl.constexpr, CONST: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def neurons_backward(z, dout, weights, CONST: tl.constexpr):
-    """Inputs of neurons, before their ReLU, and the gradient of these."""
-    PREC: tl.constexpr = CONST.products
-    h = tl.dot(z, weights[0], input_precision=PREC) + weights[2][None, :]
-    dh = tl.dot(dout, tl.trans(weights[1]), input_precision=PREC)
-    return h, tl.where(h > 0, dh, 0.0)
+def added(total, product):
+    """Sum of ``total`` and a product, apart from the product.
+
+    Accumulated in tensor cores instead, a product that nothing else in a loop waits for would stay
+    in flight, and the assembler would then serialise all products of the loop.
+    """
+    return tl.fma(product, 1.0, total)
 
 
 @triton.jit
@@ -107,15 +108,21 @@ def rows_backward(
         kept = mask_words(masks, row, here, sizes, CONST)
         dy = tl.zeros((ROWS, DD), tl.float32)
         for part in tl.static_range(PARTS):
-            h, dh = neurons_backward(z, dout, weights[part], CONST)
+            wa, wb, ba = weights[part]  # type: ignore[var-annotated]
+            h = tl.dot(z, wa, input_precision=PREC)
+            dh = tl.dot(dout, tl.trans(wb), input_precision=PREC)
             if PARTS == 1:
+                h += ba[None, :]
+                dh = tl.where(h > 0, dh, 0.0)
                 gba += halved(dh)
+            else:
+                dh = tl.where(h > -ba[None, :], dh, 0.0)
             dh = operand(dh, DT, PREC)
             if PARTS == 1:
                 h = operand(tl.maximum(h, 0.0), DT, PREC)
                 gb = tl.dot(tl.trans(h), dout, gb, input_precision=PREC)
                 ga = tl.dot(tl.trans(dh), z, ga, input_precision=PREC)
-            dy = tl.dot(dh, tl.trans(weights[part][0]), dy, input_precision=PREC)
+            dy = tl.dot(dh, tl.trans(wa), dy, input_precision=PREC)
         dy = layer_norm_backward(dy, z.to(tl.float32), rstd * scale, CONST)
         dy = operand(dropped(dy, kept, CONST), DT, PREC)
         go = tl.dot(tl.trans(a), dy, go, input_precision=PREC)
@@ -162,11 +169,14 @@ def mlp_gradients(
     d = tl.arange(0, DD)
     f = part * NEURONS + tl.arange(0, NEURONS)
     wide = inside(d, D, DD)
+    known = f < F
     w = w_ptr + m.to(tl.int64) * CONST.layout.size
-    weights = neurons(w, f, f < F, DT, CONST, BLOCK)
-    ga = tl.zeros((DD, NEURONS), tl.float32)
-    gb = tl.zeros((DD, NEURONS), tl.float32)
-    gba = halved(tl.zeros((ROWS, NEURONS), tl.float32))
+    wa = weight(w + offset.W_A + d[None, :] * F + f[:, None], known, wide, DT, PREC)
+    wb = weight(w + offset.W_B + f[:, None] * D + d[None, :], known, wide, DT, PREC)
+    ba = tl.load(w + offset.b_A + f, mask=known, other=0.0)[:, None]
+    ga = tl.zeros((NEURONS, DD), tl.float32)
+    gb = tl.zeros((NEURONS, DD), tl.float32)
+    gba = tl.zeros((NEURONS,), tl.float32)
     first = m.to(tl.int64) * sizes.rows
     stop = tl.minimum(chunk * S + S, sizes.batch) * L
     for begin in range(chunk * S * L, stop, ROWS):
@@ -175,20 +185,23 @@ def mlp_gradients(
         at = (first + row)[:, None] * D + d[None, :]
         dout = tl.load(grads.x + at, mask=real, other=0.0)
         z = tl.load(acts.y + at, mask=real, other=0.0)
-        h, dh = neurons_backward(z, dout, weights, CONST)
-        gba += halved(dh)
-        h = operand(tl.maximum(h, 0.0), DT, PREC)
-        gb = tl.dot(tl.trans(dout), h, gb, input_precision=PREC)
-        ga = tl.dot(tl.trans(z), operand(dh, DT, PREC), ga, input_precision=PREC)
+        # Transposed, with neurons as rows, h and dh are operands from registers.
+        h = tl.dot(wa, tl.trans(z), input_precision=PREC)
+        dh = tl.dot(wb, tl.trans(dout), input_precision=PREC)
+        dh = tl.where(h > -ba, dh, 0.0)
+        gba += tl.sum(dh, 1)
+        h = operand(tl.maximum(h, -ba) + ba, DT, PREC)
+        gb = added(gb, tl.dot(h, dout, input_precision=PREC))
+        ga = added(ga, tl.dot(operand(dh, DT, PREC), z, input_precision=PREC))
     grad = gradient_of(grads, sizes, chunk, m, CONST)
     # Adding a zero unknown to the compiler, which else keeps these addresses through the loop.
     d += sizes.zero
     f += sizes.zero
     known = f < F
-    both = inside(d, D, DD)[:, None] & known[None, :]
-    tl.store(grad + offset.W_A + d[:, None] * F + f[None, :], ga, mask=both)
-    tl.store(grad + offset.W_B + f[None, :] * D + d[:, None], gb, mask=both)
-    tl.store(grad + offset.b_A + f, tl.sum(gba, 0), mask=known)
+    both = known[:, None] & inside(d, D, DD)[None, :]
+    tl.store(grad + offset.W_A + d[None, :] * F + f[:, None], ga, mask=both)
+    tl.store(grad + offset.W_B + f[:, None] * D + d[None, :], gb, mask=both)
+    tl.store(grad + offset.b_A + f, gba, mask=known)
 
 
 @triton.jit
@@ -355,7 +368,7 @@ def projections_backward(
             patches = patch_ptr + (first + row)[:, None] * PP + p[None, :]
             patches = tl.load(patches, mask=here[:, None], other=0.0)
             dx = tl.trans(operand(dx, DT, PREC))
-            ge = tl.dot(dx, patches, ge, input_precision=PREC)
+            ge = added(ge, tl.dot(dx, patches, input_precision=PREC))
     grad = gradient_of(grads, sizes, chunk, m, CONST)
     # Adding a zero unknown to the compiler, which else keeps these addresses through the loop.
     d += sizes.zero
