@@ -183,8 +183,8 @@ def test_invalid_bytes_are_rejected_by_name(tiny):
         (b"PK" + data[2:], "not a fingerprint"),
         (data[:-1], f"expected {len(data)} bytes, found {len(data) - 1}"),
         (data[:900] + bytes([data[900] ^ 1]) + data[901:], "do not match their checksum"),
-        (data[:4] + struct.pack("<H", 1) + data[6:], "of format 1, expected 5"),
-        (data[:4] + struct.pack("<H", 9) + data[6:], "of format 9, expected 5"),
+        (data[:4] + struct.pack("<H", 1) + data[6:], "of format 1, expected 6"),
+        (data[:4] + struct.pack("<H", 9) + data[6:], "of format 9, expected 6"),
     ):
         with pytest.raises(FingerprintError, match=words) as caught:
             Fingerprint.from_bytes(bad, "'db', fingerprint 'x'")
@@ -266,5 +266,5 @@ def test_other_files_and_formats_are_rejected(many, tmp_path):
     later = {**table.schema.metadata, b"format": b"7"}
     pq.write_table(table.replace_schema_metadata(later), path)
     for use in (Database, lambda path: add_to_database(path, many[:1])):
-        with pytest.raises(FingerprintError, match="of format 7, expected 5"):
+        with pytest.raises(FingerprintError, match="of format 7, expected 6"):
             use(path)

@@ -1,5 +1,6 @@
 """Every family is read as its library reads it: the library's own modules are the oracle."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,29 @@ def test_the_layout_of_timm_holds_the_same_network(case: str, tmp_path: Path) ->
         assert hub.names.keys() == timm.names.keys()
         for name in hub.names:
             assert torch.equal(hub[name], timm[name]), name
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"global_pool": "avg"}, {"pretrained_cfg": {"global_pool": "avg"}},
+        {"model_args": {"global_pool": "avg"}}, {"model_args": {"num_heads": 2}},
+        {"model_args": {"no_embed_class": True}}, {"model_args": {"norm_layer": "rmsnorm"}},
+        {"model_args": {"attn_layer": "diff"}}, {"architecture": "vit_x_patch4_rope_ape_8"},
+    ],
+)  # fmt: skip
+def test_a_config_of_timm_that_changes_the_function_is_refused(
+    changed: dict[str, Any], tmp_path: Path
+) -> None:
+    save_file(timm_state(save("vit", tmp_path / "hub")), tmp_path / "model.safetensors")
+    config: dict[str, Any] = {"architecture": "vit_x_patch4_8", "num_heads": 4}
+    config["model_args"] = {"global_pool": "token", "img_size": 8, "num_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    open_model(tmp_path).close()
+    del config["model_args"]
+    (tmp_path / "config.json").write_text(json.dumps(config | changed))
+    with pytest.raises(CheckpointError, match="is not supported"):
+        open_model(tmp_path)
 
 
 def test_a_whole_clip_is_read_one_tower_at_a_time(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from transformer_nfn.errors import TransformerNFNError
 
-FORMAT = 5
+FORMAT = 6
 """Of the bytes and of how their numbers are computed; different formats do not compare."""
 STEPS = 8
 """Steps of depth: each is a mean over its blocks, so that models of any depth have as many."""
