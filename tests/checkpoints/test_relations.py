@@ -226,3 +226,10 @@ def test_a_copy_that_lost_a_tensor_to_underflow_is_no_rounded_copy(tiny):
     A = tiny("gpt2", FLOAT32)
     A = A.changed(**{"1.W_B": 1e-9 * A["1.W_B"]})
     assert "rounded to" not in relate(A, A.to(FLOAT16)).reason
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert-class", "vit"])
+def test_a_key_bias_that_no_input_shows_is_no_difference(tiny, family):
+    """Softmax does not see it without rotary positions."""
+    A = tiny(family, FLOAT32)
+    assert relate(A, A.changed(**{"1.b_K": 1.3 * A["1.b_K"] + 0.1})).verdict == "same"

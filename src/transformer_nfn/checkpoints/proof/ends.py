@@ -22,13 +22,15 @@ from transformer_nfn.checkpoints.symmetries.base import block_parts
 from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
 from transformer_nfn.spaces.actions.permutation import match_rows
 
+ALWAYS, BOTH_STATED = "always", "both stated"
 OUTPUT_SETTINGS = {
     "mlm": "head", "pooler": "extra.pooler", "pooling": "head", "classifier": "classifier",
-    "padding": "head", "end_token": None, "start_token": None, "sentence_pooling": "",
+    "padding": "head", "end_token": BOTH_STATED, "start_token": BOTH_STATED,
+    "sentence_pooling": ALWAYS,
 }  # fmt: skip
-"""Settings of a description that an output head depends on, and that head.
+"""Settings of a description that outputs depend on, and the head for which they are compared.
 
-None stands for any output where both state the setting, empty text for any output.
+Those of any output are compared always, or where both models state them.
 """
 
 
@@ -71,13 +73,14 @@ def compare_outputs(A: Model, B: Model) -> Outputs:
     unlike = []
     for setting, head in OUTPUT_SETTINGS.items():
         x, y = (getattr(model.description, setting) for model in (A, B))
-        asked = None not in (x, y) if head is None else not head or (head in a and head in b)
-        if x == y or not asked:
+        compared = {ALWAYS: True, BOTH_STATED: None not in (x, y)}
+        if x == y or not compared.get(head, head in a and head in b):
             continue
         if setting == "mlm" and None in (x, y):
             single.append("head")  # one reads the stream, the other a transform of it
         else:
-            unlike.append(f"{head or 'output'}: {setting} is {x} in one, {y} in the other")
+            of = "output" if head in compared else head
+            unlike.append(f"{of}: {setting} is {x} in one, {y} in the other")
     common = frozenset(a.keys() & b.keys()) - resized.keys() - set(single)
     outputs = ("head", "classifier", "extra.decoder")
     logits = any(name in outputs or name.startswith(KEPT) for name in common)
