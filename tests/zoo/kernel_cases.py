@@ -44,7 +44,7 @@ def bright_images(side: int, patch: int, padding: int, n: int = 400) -> ImageTas
 
 
 def long_texts(n: int = 400, longest: int = 150, group: SizeGroup = PAPER) -> TextTask:
-    """Random words; most texts are short and a few need a second and a third tile."""
+    """Random words; most texts are short and a few need more blocks of queries and keys."""
     draw = torch.Generator().manual_seed(3)
     counts = (torch.rand(n, generator=draw) ** 6 * longest).long().clamp(min=1)
     counts[:2] = longest
@@ -138,8 +138,9 @@ def compare(
     now = Clock(
         torch.ones(1, dtype=torch.int32, device=device),
         torch.full((networks,), 2, dtype=torch.int32, device=device),
-        order.int().contiguous(), both.int().contiguous(), crop.contiguous(),
-        drop.contiguous(), torch.zeros(networks, 2, 7, device=device),
+        order.int().contiguous(), both.int().contiguous(),
+        both.argsort(0).T.int().contiguous(), crop.contiguous(), drop.contiguous(),
+        torch.zeros(networks, 2, 7, device=device),
     )  # fmt: skip
     one = kind(
         task, networks, batch, longest=longest, train=True,
@@ -182,7 +183,7 @@ TASKS: dict[str, Callable[[SizeGroup], Task]] = {
     "images": lambda group: sized(bright_images(8, 2, 0), group),
     "cropped": lambda group: sized(bright_images(12, 4, 2), group),
     "tiled": lambda group: sized(bright_images(12, 2, 0), group),
-    "texts": lambda group: long_texts(60, 70, group),
+    "texts": lambda group: long_texts(60, 40, group),
     "short": lambda group: long_texts(60, 20, group),
 }
 

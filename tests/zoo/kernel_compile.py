@@ -85,7 +85,7 @@ def run_pass(task: Task, precision: str) -> None:
     )  # fmt: skip
     clock = Clock(
         words(1), words(NETWORKS), words(NETWORKS if train else 1, STEPS * BATCH),
-        words(NETWORKS, STEPS), words(NETWORKS, STEPS, 2),
+        words(NETWORKS, STEPS), words(STEPS, NETWORKS), words(NETWORKS, STEPS, 2),
         words(NETWORKS, STEPS, sizes.dropout_sites, 2), torch.zeros(NETWORKS, STEPS, 7),
     )  # fmt: skip
     weights, number = torch.zeros(NETWORKS, sizes.num_weights), torch.ones(NETWORKS)
@@ -124,8 +124,7 @@ def main() -> None:
             return
         compiled = compile_and_launch(self, *args, grid=grid, warmup=True, **options)
         block = f" of block {options['BLOCK']}" if "BLOCK" in options else ""
-        tile = f", {options['TILE'].tokens} tokens" if "TILE" in options else ""
-        report[kernel + block + tile] = needs(compiled)
+        report[kernel + block] = needs(compiled)
 
     JITFunction.run = compile_only
     run_pass(empty_task(name, SizeGroup.from_name(group)), precision)

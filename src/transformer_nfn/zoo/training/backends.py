@@ -221,10 +221,6 @@ def why_not_fused(sizes: NetworkSizes | None, device: str, precision: str) -> st
                 "the fused kernels are for widths 16, 32, 48 and 64 with at most 8 heads and 128 "
                 f"neurons, not for {sizes.group}, {sizes.d_ff} neurons"
             )
-        if precision == "tf32" and not sizes.patch:
-            return "the fused kernels multiply texts in bf16, not tf32"
-        if sizes.d_head > 32 and not sizes.patch:
-            return f"the fused kernels read texts by heads of at most 32, not {sizes.d_head}"
         if sizes.classes > 64 or sizes.patch > 64:
             return "the fused kernels are for at most 64 classes and 64 pixels a patch"
     return ""

@@ -16,62 +16,45 @@ from transformer_nfn.zoo.sizes import NetworkSizes
 # Samples per program, whose weight gradients are summed on the chip.
 CHUNK = 32
 UPDATE_TILE = 1024
-# Warps per program, pipeline stages and registers per thread; for attention by the tokens of a
-# tile, with the tokens (forward) or keys (backward) processed at a time.
+# Warps per program, pipeline stages and registers per thread. Of images, by the tokens of a tile:
+# with the tokens (forward) or keys (backward) processed at a time.
 Options = dict[str, int]
 FORWARD: dict[int, Options] = {
     16: {"num_warps": 1, "num_stages": 2, "QUERIES": 16},
     32: {"num_warps": 2, "num_stages": 2, "QUERIES": 32},
     64: {"num_warps": 4, "num_stages": 3, "QUERIES": 64, "maxnreg": 128},
-    128: {"num_warps": 8, "num_stages": 2, "QUERIES": 128},
-    256: {"num_warps": 8, "num_stages": 1, "QUERIES": 128},
-    512: {"num_warps": 8, "num_stages": 1, "QUERIES": 64},
 }
 ATTENTION: dict[int, Options] = {
     16: {"num_warps": 1, "num_stages": 2, "KEYS": 16},
     32: {"num_warps": 1, "num_stages": 2, "KEYS": 16},
     64: {"num_warps": 1, "num_stages": 2, "KEYS": 16},
-    128: {"num_warps": 8, "num_stages": 1, "KEYS": 128},
-    256: {"num_warps": 8, "num_stages": 1, "KEYS": 256},
-    512: {"num_warps": 8, "num_stages": 1, "KEYS": 16},
 }
 # 32-bit numbers need twice the memory, and more if each is split for three products.
-WIDE_FORWARD = FORWARD | {
-    64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64, "maxnreg": 128},
-    128: {"num_warps": 4, "num_stages": 1, "QUERIES": 64},
-    256: {"num_warps": 4, "num_stages": 1, "QUERIES": 64},
-    512: {"num_warps": 4, "num_stages": 1, "QUERIES": 32},
-}
-SPLIT_FORWARD = WIDE_FORWARD | {
-    64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64},
-    512: {"num_warps": 8, "num_stages": 1, "QUERIES": 16},
-}
+WIDE_FORWARD = FORWARD | {64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64, "maxnreg": 128}}
+SPLIT_FORWARD = WIDE_FORWARD | {64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64}}
 WIDE_ATTENTION = ATTENTION | {
     32: {"num_warps": 2, "num_stages": 2, "KEYS": 32},
     64: {"num_warps": 4, "num_stages": 1, "KEYS": 64},
 }
-
-
-def _unpipelined(name: str, tiles: dict[int, tuple[int, int]]) -> dict[int, Options]:
-    """Options of one stage by the tokens of a tile, from the warps and the value of ``name``."""
-    return {
-        tokens: {"num_warps": warps, "num_stages": 1, name: at_a_time}
-        for tokens, (warps, at_a_time) in tiles.items()
-    }
-
-
 # Chosen by what the compiler reports: for tokens of more than 32 numbers or heads that fill more
 # than 32 in their tiles, and for heads of more than 16. Those of rows in bf16 were chosen by time.
-LARGE_FORWARD = _unpipelined(
-    "QUERIES", {16: (4, 16), 32: (4, 32), 64: (4, 64), 128: (8, 64), 256: (8, 64), 512: (8, 32)}
-)
-LARGE_SPLIT_FORWARD = LARGE_FORWARD | _unpipelined(
-    "QUERIES", {64: (8, 32), 128: (8, 32), 256: (8, 32), 512: (8, 16)}
-)
+LARGE_FORWARD: dict[int, Options] = {
+    16: {"num_warps": 4, "num_stages": 1, "QUERIES": 16},
+    32: {"num_warps": 4, "num_stages": 1, "QUERIES": 32},
+    64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64},
+}
+LARGE_SPLIT_FORWARD = LARGE_FORWARD | {64: {"num_warps": 8, "num_stages": 1, "QUERIES": 32}}
 LARGE_BF16_FORWARD = LARGE_FORWARD | {64: {"num_warps": 4, "num_stages": 2, "QUERIES": 64}}
-LARGE_ATTENTION = _unpipelined(
-    "KEYS", {16: (1, 16), 32: (2, 32), 64: (4, 64), 128: (8, 64), 256: (8, 16), 512: (8, 16)}
-)
+LARGE_ATTENTION: dict[int, Options] = {
+    16: {"num_warps": 1, "num_stages": 1, "KEYS": 16},
+    32: {"num_warps": 2, "num_stages": 1, "KEYS": 32},
+    64: {"num_warps": 4, "num_stages": 1, "KEYS": 64},
+}
+# Of texts: with the queries and keys processed at a time and the samples of a program.
+TEXT_FORWARD: Options = {
+    "num_warps": 1, "num_stages": 2, "QUERIES": 32, "KEYS": 32, "SAMPLES": 8
+}  # fmt: skip
+TEXT_BACKWARD = TEXT_FORWARD
 
 
 class RowOptions(NamedTuple):
@@ -99,6 +82,7 @@ ROWS = RowOptions(
     spread={"num_warps": 2, "num_stages": 3, "ROWS": 64},
     classify={"num_warps": 2},
 )
+TEXT_ROWS = ROWS._replace(rows_forward={"num_warps": 4, "num_stages": 2, "ROWS": 64})
 LARGE_ROWS = RowOptions(
     embed={"num_warps": 4, "num_stages": 2, "ROWS": 64},
     rows_forward={"num_warps": 4, "num_stages": 2, "ROWS": 64},
@@ -114,26 +98,14 @@ WIDE_LARGE_ROWS = LARGE_ROWS._replace(
     rows={"num_warps": 8, "num_stages": 2, "ROWS": 32, "NEURONS": 64},
     projections={"num_warps": 8, "num_stages": 2, "ROWS": 32},
 )
-
-
-class Tile(NamedTuple):
-    """A tile for samples of more than ``shorter`` and at most ``tokens`` tokens."""
-
-    tokens: int
-    shorter: int
+SPLIT_LARGE_ROWS = WIDE_LARGE_ROWS._replace(
+    rows_forward={"num_warps": 8, "num_stages": 1, "ROWS": 32}
+)
 
 
 def padded(count: int) -> int:
     """The smallest power of two from ``count`` on that tensor cores accept."""
     return max(16, 1 << (count - 1).bit_length())
-
-
-def tiles(longest: int, alike: bool) -> list[Tile]:
-    """Tiles for samples of up to ``longest`` tokens, or of exactly so many if all are alike."""
-    if alike or longest <= 64:
-        return [Tile(padded(longest), longest - 1 if alike else 0)]
-    heights = [64 << i for i in range((longest - 1).bit_length() - 5)]
-    return list(map(Tile, heights, [0, *heights]))
 
 
 class Clock(NamedTuple):
@@ -144,6 +116,7 @@ class Clock(NamedTuple):
         steps: ``int32 [networks]``, batches of each network in this epoch.
         order: ``int32 [networks, samples]``, order of the samples (one row if all share it).
         lengths: ``int32 [networks, steps]``, tokens per sample in each batch.
+        ranked: ``int32 [steps, networks]``, the networks, longest batches first.
         crop: ``int32 [networks, steps, 2]``.
         drop: ``int32 [networks, steps, sites, 2]``.
         coef: ``float32 [networks, steps, 7]``.
@@ -153,6 +126,7 @@ class Clock(NamedTuple):
     steps: Tensor
     order: Tensor
     lengths: Tensor
+    ranked: Tensor
     crop: Tensor
     drop: Tensor
     coef: Tensor
@@ -343,12 +317,13 @@ class Constants(NamedTuple):
         J: the width of a head.
         C: classes.
         P: pixels of a patch, 0 for words.
+        T: tokens of an image.
         padding: maximum shift of a random crop.
         sites: number of dropout sites.
         words: 32-bit words that hold the dropout mask of a token.
         stats: numbers per row of a block stored for backward: the log-sums of the heads, then the
             reciprocal deviations of its input, of the MLP's input and, in the last block, of its
-            output.
+            output; for texts then the scalar products of the heads' outputs and their gradients.
         S: samples per program.
         train: whether there is dropout and a backward pass.
         products: precision of float32 products; see `runner.Pass`.
@@ -367,6 +342,8 @@ class Constants(NamedTuple):
     CC: int
     P: int
     PP: int
+    T: int
+    TT: int
     padding: int
     sites: int
     words: int
@@ -377,24 +354,28 @@ class Constants(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Launch options of a pass: of the attention kernels by the tokens of a tile.
+    """Launch options of a pass.
 
-    ``forward`` is of `block_forward` or `attention_forward`, ``attention`` of `attention_backward`.
+    ``forward`` is of `block_forward` or the forward of attention, ``attention`` of its backward.
     """
 
-    forward: dict[int, Options]
-    attention: dict[int, Options]
+    forward: Options
+    attention: Options
     other: RowOptions
 
 
 def launch_options(constants: Constants, wide: bool) -> Launch:
     """Launch options for networks of these sizes; ``wide`` activations have 32 bits."""
+    other = TEXT_ROWS if constants.P == 0 else ROWS
+    if constants.DD > 32:
+        other = WIDE_LARGE_ROWS if wide else LARGE_ROWS
+        if constants.products == "tf32x3":
+            other = SPLIT_LARGE_ROWS
+    if constants.P == 0:
+        return Launch(TEXT_FORWARD, TEXT_BACKWARD, other)
     attention = WIDE_ATTENTION if wide else ATTENTION
     if constants.JJ > 16:
         attention = LARGE_ATTENTION
-    other = ROWS
-    if constants.DD > 32:
-        other = WIDE_LARGE_ROWS if wide else LARGE_ROWS
     forward = WIDE_FORWARD if wide else FORWARD
     if constants.products == "tf32x3":
         forward = SPLIT_FORWARD
@@ -402,4 +383,4 @@ def launch_options(constants: Constants, wide: bool) -> Launch:
         forward = LARGE_SPLIT_FORWARD if constants.products == "tf32x3" else LARGE_FORWARD
         if constants.DD > 32 and not wide:
             forward = LARGE_BF16_FORWARD
-    return Launch(forward, attention, other)
+    return Launch(forward[constants.TT], attention[constants.TT], other)

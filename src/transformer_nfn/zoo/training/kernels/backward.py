@@ -20,6 +20,7 @@ from transformer_nfn.zoo.training.kernels.shared import (
     layer_norm_backward,
     mask_words,
     masks_of,
+    network_of,
     operand,
     rows_from,
     weight,
@@ -71,7 +72,7 @@ def rows_backward(
     PARTS: tl.constexpr = (F + N - 1) // N
     PREC: tl.constexpr = CONST.products
     offset: tl.constexpr = CONST.layout.blocks[BLOCK]
-    m = tl.program_id(0)
+    m = network_of(tl.program_id(0), clock, sizes, CONST)
     chunk = tl.program_id(1)
     _step, L = batch_now(clock, sizes, m)
     if L == 0:
@@ -159,7 +160,7 @@ def mlp_gradients(
     PARTS: tl.constexpr = (F + NEURONS - 1) // NEURONS
     PREC: tl.constexpr = CONST.products
     offset: tl.constexpr = CONST.layout.blocks[BLOCK]
-    m = tl.program_id(0) // PARTS
+    m = network_of(tl.program_id(0) // PARTS, clock, sizes, CONST)
     part = tl.program_id(0) % PARTS
     chunk = tl.program_id(1)
     _step, L = batch_now(clock, sizes, m)
@@ -233,10 +234,8 @@ def keys_backward(
 
 
 @triton.jit
-def attention_backward(
-    acts, grads, clock, sizes, CONST: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr
-):
-    """Gradient of a head's q, k and v from that of its outputs, ``KEYS`` at a time.
+def attention_backward(acts, grads, clock, sizes, CONST: tl.constexpr, KEYS: tl.constexpr):
+    """Gradient of a head's q, k and v from that of its outputs, for images, ``KEYS`` at a time.
 
     The heads of a network are neighbours in the grid, because memory transactions span parts of
     a row that belong to several.
@@ -245,14 +244,14 @@ def attention_backward(
     D: tl.constexpr = CONST.D
     J: tl.constexpr = CONST.J
     JJ: tl.constexpr = CONST.JJ
-    T: tl.constexpr = TILE.tokens
-    SHORTER: tl.constexpr = TILE.shorter
+    T: tl.constexpr = CONST.TT
     PREC: tl.constexpr = CONST.products
     m = tl.program_id(0) // CONST.H
     head = tl.program_id(0) % CONST.H
     chunk = tl.program_id(1)
     _step, L = batch_now(clock, sizes, m)
-    if (L > T) | (L <= SHORTER):
+    # By this range the compiler knows most tokens of the tile to be there.
+    if (L > T) | (L < CONST.T):
         return
     DT: tl.constexpr = acts.qkv.dtype.element_ty
     root: tl.constexpr = 1.0 / J**0.5
@@ -273,22 +272,13 @@ def attention_backward(
         delta = tl.sum(da.to(tl.float32) * a.to(tl.float32), 1) * root
         lse = tl.load(acts.stats + begin * CONST.stats + head * L + t, mask=real, other=0.0)
         dq = tl.zeros((T, JJ), tl.float32)
-        # Unrolled, long samples would need more registers than there are.
-        if T // KEYS <= 4:
-            for i in tl.static_range(T // KEYS):
-                to = (begin + i * KEYS + u)[:, None] * (3 * D) + j[None, :]
-                near = (i * KEYS + u < L)[:, None]
-                dq = keys_backward(
-                    dq, q, da, delta, lse, acts.qkv + to, grads.qkv + to, near, known, CONST,
-                    (i + 1) * KEYS > SHORTER + 1,
-                )  # fmt: skip
-        else:
-            for i in range(T // KEYS):
-                to = (begin + i * KEYS + u)[:, None] * (3 * D) + j[None, :]
-                near = (i * KEYS + u < L)[:, None]
-                dq = keys_backward(
-                    dq, q, da, delta, lse, acts.qkv + to, grads.qkv + to, near, known, CONST, True
-                )
+        for i in tl.static_range(T // KEYS):
+            to = (begin + i * KEYS + u)[:, None] * (3 * D) + j[None, :]
+            near = (i * KEYS + u < L)[:, None]
+            dq = keys_backward(
+                dq, q, da, delta, lse, acts.qkv + to, grads.qkv + to, near, known, CONST,
+                (i + 1) * KEYS > CONST.T,
+            )  # fmt: skip
         tl.store(grads.qkv + at, operand(dq, DT, PREC), mask=mask)
 
 
@@ -314,7 +304,7 @@ def projections_backward(
     IMAGES: tl.constexpr = (BLOCK == 0) and (CONST.P > 0)
     WORDS: tl.constexpr = (BLOCK == 0) and (CONST.P == 0)
     W_QKV: tl.constexpr = CONST.layout.blocks[BLOCK].W_QKV
-    m = tl.program_id(0)
+    m = network_of(tl.program_id(0), clock, sizes, CONST)
     chunk = tl.program_id(1)
     _step, L = batch_now(clock, sizes, m)
     if L == 0:

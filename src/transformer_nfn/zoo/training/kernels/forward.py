@@ -14,6 +14,7 @@ from transformer_nfn.zoo.training.kernels.shared import (
     layer_norm,
     mask_words,
     masks_of,
+    network_of,
     operand,
     rows_from,
     weight,
@@ -106,7 +107,7 @@ def embed(
     PP: tl.constexpr = CONST.PP
     PREC: tl.constexpr = CONST.products
     IMAGES: tl.constexpr = CONST.P > 0
-    m = tl.program_id(0)
+    m = network_of(tl.program_id(0), clock, sizes, CONST)
     chunk = tl.program_id(1)
     step, L = batch_now(clock, sizes, m)
     if L == 0:
@@ -175,15 +176,14 @@ def attend(q_ptr, k_ptr, rows, keys, hidden, lse_ptr, real, CONST: tl.constexpr)
 @triton.jit
 def block_forward(
     acts, next_acts, pooled_ptr, w_ptr, dropout, clock, sizes, CONST: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr,
+    BLOCK: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """Attention, dropout, LayerNorm, MLP, dropout of samples ``chunk·S …``.
+    """Attention, dropout, LayerNorm, MLP, dropout of images ``chunk·S …``.
 
-    Rows of a network are dense, ``length`` per sample. A launch processes the networks that fit
-    its tile (``TILE.shorter`` < length ≤ ``TILE.tokens``), ``QUERIES`` tokens of a sample at a
-    time with all keys. The output is normalised; the last block averages it over tokens, the
-    others project it to the next block's q, k and v. Stored for backward: the heads' outputs,
-    the outputs of LayerNorms (``next_acts.z``: of the one after the block), and the ``stats``.
+    Rows of a network are dense. It processes ``QUERIES`` tokens of an image at a time with all
+    keys. The output is normalised; the last block averages it over tokens, the others project it
+    to the next block's q, k and v. Stored for backward: the heads' outputs, the outputs of
+    LayerNorms (``next_acts.z``: of the one after the block), and the ``stats``.
     """
     S: tl.constexpr = CONST.S
     D: tl.constexpr = CONST.D
@@ -191,21 +191,21 @@ def block_forward(
     F: tl.constexpr = CONST.F
     H: tl.constexpr = CONST.H
     J: tl.constexpr = CONST.J
-    T: tl.constexpr = TILE.tokens
-    SHORTER: tl.constexpr = TILE.shorter
+    T: tl.constexpr = CONST.TT
     PREC: tl.constexpr = CONST.products
     TRAIN: tl.constexpr = CONST.train
     LAST: tl.constexpr = len(CONST.layout.blocks) == BLOCK + 1
     offset: tl.constexpr = CONST.layout.blocks[BLOCK]
     # What does not fit the chip at once is read where it is used, at an address plus a zero unknown
-    # to the compiler, which else reads it before the loop: keys and values of many heads or long
-    # samples, and weights that are split for three products.
-    LARGE: tl.constexpr = (DD > 32) or (H * CONST.JJ > 32) or (T > 256)
+    # to the compiler, which else reads it before the loop: keys and values of many heads, and
+    # weights that are split for three products.
+    LARGE: tl.constexpr = (DD > 32) or (H * CONST.JJ > 32)
     RELOAD: tl.constexpr = (PREC == "tf32x3") and (DD > 32)
     m = tl.program_id(0)
     chunk = tl.program_id(1)
     _step, L = batch_now(clock, sizes, m)
-    if (L > T) | (L <= SHORTER):
+    # By this range the compiler knows most tokens of the tile to be there.
+    if (L > T) | (L < CONST.T):
         return
     B = sizes.batch
     DT: tl.constexpr = acts.qkv.dtype.element_ty
@@ -300,10 +300,8 @@ def block_forward(
 
 
 @triton.jit
-def attention_forward(
-    acts, clock, sizes, CONST: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr
-):
-    """Outputs of a head for samples ``chunk·S …``, ``QUERIES`` tokens at a time.
+def attention_forward(acts, clock, sizes, CONST: tl.constexpr, QUERIES: tl.constexpr):
+    """Outputs of a head for images ``chunk·S …``, ``QUERIES`` tokens at a time.
 
     With `rows_forward` it does in training what `block_forward` does, for tokens so wide that both
     together leave few programs to a multiprocessor. As in `attention_backward` the heads of a
@@ -311,13 +309,13 @@ def attention_forward(
     """
     S: tl.constexpr = CONST.S
     D: tl.constexpr = CONST.D
-    T: tl.constexpr = TILE.tokens
-    SHORTER: tl.constexpr = TILE.shorter
+    T: tl.constexpr = CONST.TT
     m = tl.program_id(0) // CONST.H
     head = tl.program_id(0) % CONST.H
     chunk = tl.program_id(1)
     _step, L = batch_now(clock, sizes, m)
-    if (L > T) | (L <= SHORTER):
+    # By this range the compiler knows most tokens of the tile to be there.
+    if (L > T) | (L < CONST.T):
         return
     u = tl.arange(0, T)
     j = head * CONST.J + tl.arange(0, CONST.JJ)
@@ -344,16 +342,18 @@ def rows_forward(
     acts, next_acts, pooled_ptr, w_ptr, dropout, clock, sizes, CONST: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The part of `block_forward` after the heads' outputs, in training, ``ROWS`` at a time."""
+    """The part of `block_forward` after the heads' outputs, ``ROWS`` at a time."""
     S: tl.constexpr = CONST.S
     D: tl.constexpr = CONST.D
     DD: tl.constexpr = CONST.DD
     F: tl.constexpr = CONST.F
     H: tl.constexpr = CONST.H
     PREC: tl.constexpr = CONST.products
+    TRAIN: tl.constexpr = CONST.train
     LAST: tl.constexpr = len(CONST.layout.blocks) == BLOCK + 1
+    RELOAD: tl.constexpr = (PREC == "tf32x3") and (DD > 32)  # see `block_forward`
     offset: tl.constexpr = CONST.layout.blocks[BLOCK]
-    m = tl.program_id(0)
+    m = network_of(tl.program_id(0), clock, sizes, CONST)
     chunk = tl.program_id(1)
     _step, L = batch_now(clock, sizes, m)
     if L == 0:
@@ -366,13 +366,16 @@ def rows_forward(
     neuron = inside(f, F, CONST.FF)
     w = w_ptr + m.to(tl.int64) * CONST.layout.size
     wo = weight(w + offset.W_O + d[:, None] * D + d[None, :], wide, wide, DT, PREC)
-    wa = weight(w + offset.W_A + d[:, None] * F + f[None, :], wide, neuron, DT, PREC)
-    wb = weight(w + offset.W_B + f[:, None] * D + d[None, :], neuron, wide, DT, PREC)
+    into_a = w + offset.W_A + d[:, None] * F + f[None, :]
+    into_b = w + offset.W_B + f[:, None] * D + d[None, :]
+    if not RELOAD:
+        wa = weight(into_a, wide, neuron, DT, PREC)
+        wb = weight(into_b, neuron, wide, DT, PREC)
     ba = tl.load(w + offset.b_A + f, mask=neuron, other=0.0)
     bb = tl.load(w + offset.b_B + d, mask=wide, other=0.0)
     if LAST:
         mean = tl.zeros((S, DD), tl.float32)
-    else:
+    elif not RELOAD:
         weights = projections(w + CONST.layout.blocks[BLOCK + 1].W_QKV, DT, CONST)
     scale = tl.load(dropout.scale + m)
     first = m.to(tl.int64) * sizes.rows
@@ -380,29 +383,41 @@ def rows_forward(
     stop = tl.minimum(chunk * S + S, sizes.batch) * L
     for begin in range(chunk * S * L, stop, ROWS):
         row, here, n, t = rows_from(begin, stop, L, ROWS)
+        again = begin * sizes.zero
         real = here[:, None] & wide[None, :]
         at = (first + row)[:, None] * D + d[None, :]
         stat = (first + n * L) * CONST.stats + t
         a = tl.load(acts.a + at, mask=real, other=0.0)
         y = tl.dot(a, wo, input_precision=PREC)
-        y = dropped(y * scale, mask_words(masks, row, here, sizes, CONST), CONST)
+        if TRAIN:
+            y = dropped(y * scale, mask_words(masks, row, here, sizes, CONST), CONST)
         normed, rstd = layer_norm(y, CONST)
         z = operand(normed, DT, PREC)
-        tl.store(acts.y + at, z, mask=real)
-        tl.store(acts.stats + stat + (H + 1) * L, rstd, mask=here)
+        if TRAIN:
+            tl.store(acts.y + at, z, mask=real)
+            tl.store(acts.stats + stat + (H + 1) * L, rstd, mask=here)
+        if RELOAD:
+            wa = weight(into_a + again, wide, neuron, DT, PREC)
         h = tl.dot(z, wa, input_precision=PREC) + ba[None, :]
         h = operand(tl.maximum(h, 0.0), DT, PREC)
+        if RELOAD:
+            wb = weight(into_b + again, neuron, wide, DT, PREC)
         y = tl.dot(h, wb, input_precision=PREC) + bb[None, :]
-        word = masks + sizes.rows * CONST.words
-        y = dropped(y * scale, mask_words(word, row, here, sizes, CONST), CONST)
+        if TRAIN:
+            word = masks + sizes.rows * CONST.words
+            y = dropped(y * scale, mask_words(word, row, here, sizes, CONST), CONST)
         if LAST:
             normed, rstd = layer_norm(y, CONST)
             z = operand(normed, DT, PREC)
-            tl.store(acts.stats + stat + (H + 2) * L, rstd, mask=here)
-            tl.store(next_acts.z + at, z, mask=real)
+            if TRAIN:
+                tl.store(acts.stats + stat + (H + 2) * L, rstd, mask=here)
+                tl.store(next_acts.z + at, z, mask=real)
             sample = (n - chunk * S)[None, :] == s[:, None]
             mean = tl.dot(sample.to(DT), z, mean, input_precision=PREC)
         else:
+            if RELOAD:
+                into_next = w + CONST.layout.blocks[BLOCK + 1].W_QKV + again
+                weights = projections(into_next, DT, CONST)
             follow = next_acts.stats + stat + H * L
             project(y, weights, next_acts, follow, first + row, here, CONST)
     if LAST:

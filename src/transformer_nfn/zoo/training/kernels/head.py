@@ -13,6 +13,7 @@ from transformer_nfn.zoo.training.kernels.shared import (
     layer_norm_backward,
     mask_words,
     masks_of,
+    network_of,
     operand,
     rows_from,
 )
@@ -95,7 +96,7 @@ def spread(
     DD: tl.constexpr = CONST.DD
     PREC: tl.constexpr = CONST.products
     LAST: tl.constexpr = len(CONST.layout.blocks) - 1
-    m = tl.program_id(0)
+    m = network_of(tl.program_id(0), clock, sizes, CONST)
     chunk = tl.program_id(1)
     _step, L = batch_now(clock, sizes, m)
     if L == 0:

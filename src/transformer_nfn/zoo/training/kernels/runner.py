@@ -17,6 +17,7 @@ from transformer_nfn.zoo.training.kernels.arguments import (
     Constants,
     Dropout,
     Gradients,
+    Options,
     Outcome,
     Progress,
     Samples,
@@ -24,7 +25,6 @@ from transformer_nfn.zoo.training.kernels.arguments import (
     launch_options,
     layout,
     padded,
-    tiles,
 )
 from transformer_nfn.zoo.training.kernels.backward import (
     attention_backward,
@@ -40,6 +40,10 @@ from transformer_nfn.zoo.training.kernels.forward import (
 )
 from transformer_nfn.zoo.training.kernels.head import classify, spread, update
 from transformer_nfn.zoo.training.kernels.shared import dropout_bits
+from transformer_nfn.zoo.training.kernels.texts import (
+    text_attention_backward,
+    text_attention_forward,
+)
 from transformer_nfn.zoo.training.steps import Epoch
 from transformer_nfn.zoo.training.tasks import ImageTask, Split, Task, TextTask
 
@@ -74,17 +78,18 @@ class Pass:
     ) -> None:
         network, D = task.sizes, task.sizes.d_model
         self.task, self.network = task, network
+        self.texts = isinstance(task, TextTask)
         self.networks, self.batch, self.rows = networks, batch, batch * longest
         self.chunks = -(-batch // self.chunk)
-        self.tiles = tiles(longest, isinstance(task, ImageTask))
         self.device = next(iter(task.labels.values())).device
         self.positions = network.positions(self.device)
         self.constants = Constants(
             layout(network), D=D, DD=padded(D), DDD=padded(3 * D), F=network.d_ff,
             FF=padded(network.d_ff), H=network.heads, J=network.d_head, JJ=padded(network.d_head),
             C=network.classes, CC=padded(network.classes), P=network.patch,
-            PP=padded(network.patch), sites=network.dropout_sites, words=-(-D // 32),
-            stats=network.heads + 3, S=self.chunk,
+            PP=padded(network.patch), T=network.tokens, TT=padded(network.tokens),
+            sites=network.dropout_sites, words=-(-D // 32),
+            stats=network.heads * (1 if network.patch else 2) + 3, S=self.chunk,
             padding=task.padding if isinstance(task, ImageTask) else 0,
             train=train, products=products,
         )  # fmt: skip
@@ -124,8 +129,9 @@ class Pass:
             inside = train and not last
             stats = (self.networks, self.rows, self.constants.stats) if inside else (1,)
             return Activations(
-                z=rows(D, kept=train), qkv=rows(3 * D, kept=not last), a=rows(D, kept=inside),
-                y=rows(D, kept=inside), stats=self._empty(*stats),
+                z=rows(D, kept=train), qkv=rows(3 * D, kept=not last),
+                a=rows(D, kept=inside or (self.texts and not last)), y=rows(D, kept=inside),
+                stats=self._empty(*stats),
             )  # fmt: skip
 
         self.activations = [block(last=i == network.blocks) for i in range(network.blocks + 1)]
@@ -153,6 +159,11 @@ class Pass:
             samples=0 if shared else clock.order.shape[1], tokens=self.network.tokens,
         )  # fmt: skip
 
+    def _heads(self, options: Options) -> tuple[int, int]:
+        """Programs of an attention kernel: heads, and parts of a batch."""
+        samples = options.get("SAMPLES", self.chunk)
+        return self.network.heads * self.networks, -(-self.batch // samples)
+
     def forward(
         self, weights: Tensor, clock: Clock, split: Split, scale: Tensor, limit: int = 2**30
     ) -> None:
@@ -164,24 +175,21 @@ class Pass:
             self.activations[0], self.patches, weights, dropout, clock, samples, sizes, const,
             **self.options.other.embed,
         )  # fmt: skip
+        rest = self.options.other.rows_forward if const.train or self.texts else None
+        attention = text_attention_forward if self.texts else attention_forward
+        options = self.options.forward
         for i, (acts, next_acts) in enumerate(pairwise(self.activations)):
-            rest = self.options.other.rows_forward if const.train else None
-            for tile in self.tiles:
-                options = self.options.forward[tile.tokens]
-                if rest is None:
-                    block_forward[grid](
-                        acts, next_acts, self.outcome.pooled, weights, dropout, clock, sizes, const,
-                        BLOCK=i, TILE=tile, **options,
-                    )  # fmt: skip
-                else:
-                    attention_forward[(self.network.heads * self.networks, self.chunks)](
-                        acts, clock, sizes, const, TILE=tile, **options
-                    )
-            if rest is not None:
-                rows_forward[grid](
+            if rest is None:
+                block_forward[grid](
                     acts, next_acts, self.outcome.pooled, weights, dropout, clock, sizes, const,
-                    BLOCK=i, **rest,
+                    BLOCK=i, **options,
                 )  # fmt: skip
+                continue
+            attention[self._heads(options)](acts, clock, sizes, const, **options)
+            rows_forward[grid](
+                acts, next_acts, self.outcome.pooled, weights, dropout, clock, sizes, const,
+                BLOCK=i, **rest,
+            )  # fmt: skip
         classify[grid](
             self.outcome, self.gradients, weights, clock, samples, sizes, limit, const,
             **self.options.other.classify,
@@ -201,6 +209,7 @@ class Pass:
         grid = (self.networks, self.chunks)
         const, sizes, grads = self.constants, self._sizes(clock), self.gradients
         dropout, options = Dropout(self.bits, scale), self.options.other
+        attention = text_attention_backward if self.texts else attention_backward
         spread[grid](*self.activations[-2:], grads, dropout, clock, sizes, const, **options.spread)
         for i in reversed(range(self.network.blocks)):
             acts = self.activations[i]
@@ -212,11 +221,9 @@ class Pass:
                 mlp_gradients[(parts * self.networks, self.chunks)](
                     acts, grads, weights, clock, sizes, const, BLOCK=i, **options.mlp
                 )
-            for tile in self.tiles:
-                attention_backward[(self.network.heads * self.networks, self.chunks)](
-                    acts, grads, clock, sizes, const, TILE=tile,
-                    **self.options.attention[tile.tokens],
-                )  # fmt: skip
+            attention[self._heads(self.options.attention)](
+                acts, grads, clock, sizes, const, **self.options.attention
+            )
             projections_backward[grid](
                 acts, grads, self.patches, weights, dropout, clock, sizes, const, BLOCK=i,
                 **options.projections,
@@ -287,11 +294,13 @@ class FusedRunner:
     def _clock(self, epoch: Epoch) -> Clock:
         device, steps = self.weights.device, int(epoch.steps.max())
         order = epoch.order[:, : steps * self.batch].to(torch.int32).contiguous()
+        lengths = self._lengths(order, "train")
         return Clock(
             torch.zeros(1, dtype=torch.int32, device=device),
             epoch.steps.to(device=device, dtype=torch.int32),
             order,
-            self._lengths(order, "train"),
+            lengths,
+            lengths.argsort(stable=True, dim=0, descending=True).T.to(torch.int32).contiguous(),
             epoch.crop.contiguous(),
             epoch.drop.contiguous(),
             epoch.coef.contiguous(),
@@ -383,6 +392,7 @@ class FusedRunner:
             torch.full((len(weights),), steps, dtype=torch.int32, device=device),
             order,
             self._lengths(order, split).expand(len(weights), -1).contiguous(),
+            nothing,
             nothing,
             nothing,
             nothing,

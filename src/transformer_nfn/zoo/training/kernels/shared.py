@@ -9,6 +9,16 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def network_of(program, clock, sizes, CONST: tl.constexpr):
+    """The network of a program: in training on texts, those with the longest batches first."""
+    if (CONST.P > 0) or not CONST.train:
+        return program
+    step = tl.load(clock.step)
+    at = clock.ranked + step * sizes.networks + program
+    return tl.load(at, mask=step < sizes.steps, other=0)
+
+
+@triton.jit
 def batch_now(clock, sizes, m, ahead=0):
     """The step (plus ``ahead``), and the tokens per sample of network ``m``: 0 past its epoch."""
     step = tl.load(clock.step) + ahead
