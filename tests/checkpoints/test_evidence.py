@@ -141,6 +141,17 @@ def test_a_model_and_its_fine_tune_are_no_strangers(tiny, family):
     json.dumps(relation.as_json())
 
 
+def test_no_p_value_is_shown_beside_a_proof(tiny):
+    """Permuted units make p uniform, which reads as if a proved copy were a stranger."""
+    A = tiny("gpt2")
+    relation = relate(A, disguised(A, 3))
+    assert relation.verdict == "same"
+    for text in (str(relation), relation._repr_html_()):
+        assert "exact test" not in text
+        assert "calibrated test" not in text
+    assert relation.as_json()["exact_test"] is not None
+
+
 def shuffled(model: MemoryModel, seed: int) -> MemoryModel:
     """The same model with its heads and neurons in another order."""
     how = Drawing(torch.Generator().manual_seed(seed), 10.0)

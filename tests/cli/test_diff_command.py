@@ -34,6 +34,15 @@ def test_a_change_is_explained_drawn_and_written(pair, tmp_path):
     assert [t["tensor"] for t in stored["tensors"] if t["kind"] != "unchanged"] == ["W_V"]
 
 
+def test_changes_of_vectors_take_a_line_for_each_name(pair):
+    file = pair[1] / "model.safetensors"
+    weights = load_file(file)
+    for block, factor in (("0", 1.25), ("1", 1.5)):
+        weights[f"model.layers.{block}.input_layernorm.weight"] *= factor
+    save_file(weights, file)
+    assert "norm_1.g: 0.25 to 0.5 in blocks 0 to 1\n" in tnfn("diff", *pair).stdout + "\n"
+
+
 def test_a_copy_is_the_same(pair):
     done = tnfn("diff", pair[0], pair[0])
     assert done.stdout == "A and B are the same: both hold the same bytes.\n"

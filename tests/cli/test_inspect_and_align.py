@@ -1,6 +1,7 @@
 """`tnfn inspect` and `tnfn align` as a user runs them; what is wrong is one sentence, exit 2."""
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,21 @@ def test_align_writes_what_computes_the_same(folder: Path, tmp_path: Path) -> No
     assert shown["distance_after"] < 1e-3 < shown["distance_before"]
     printed("compare", tmp_path / "out", folder / "gpt2")
     assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_align_without_room_names_the_place_and_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as a full disk, but for its name
+    try:
+        done = tnfn("align", folder / "gpt2", folder / "gpt2", "--out", "new/aligned")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: 'new/aligned/model.safetensors' cannot be written")
+    assert not list(tmp_path.iterdir())
 
 
 def test_align_takes_rows_of_a_zoo(tmp_path: Path) -> None:

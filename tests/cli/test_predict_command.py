@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.cli.experiment_progress import networks_bar
-from transformer_nfn.cli.network_tables import predictions_table
+from transformer_nfn.cli.network_tables import predictions_table, rows_table
 from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.networks import resolve_networks
 from transformer_nfn.prediction.evaluate import evaluate
@@ -109,6 +109,23 @@ def test_predictions_are_readable_on_a_terminal_of_80_columns(
         assert line.split()[:3] == list(shown)
         assert f"{p.low:.3f} to {p.high:.3f}" in line
     assert "".join(line.split()[0] for line in lines[12:]) == str(long)
+
+
+def test_the_best_checkpoint_of_a_run_has_no_percentage() -> None:
+    row = {"name": "zoo#3", "run": "7", "epoch": 8, "percent": 0, "best": True}
+    console = Console(width=120, file=io.StringIO())
+    console.print(rows_table([{**row, "test_accuracy": 0.5}], "zoo", console))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "best, epoch 8" in text
+    assert "%" not in text
+
+
+def test_one_seed_has_no_spread() -> None:
+    """0.000 would claim that seeds agree."""
+    assert predicted("mnist-sample#0")[0]["spread"] is None
+    (row,) = [line for line in tnfn("predict", RUN, "mnist-sample#0").stdout.splitlines()
+              if "mnist-sample#0" in line]  # fmt: skip
+    assert row.split("│")[-3].strip() == "–"
 
 
 def test_the_interval_of_a_warned_prediction_claims_no_coverage(

@@ -82,7 +82,7 @@ class ExactTest:
 
     def __str__(self) -> str:
         return (
-            f"exact test: log10 p = {self.total.log10_p:.1f} under the null hypothesis that {NULL}"
+            f"exact test: log10 p = {self.total.log10_p:z.1f} under the null hypothesis that {NULL}"
         )
 
     def as_json(self) -> dict[str, object]:

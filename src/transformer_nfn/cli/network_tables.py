@@ -69,7 +69,7 @@ def _predictions(predictions: Sequence[Prediction], wide: bool) -> Table:
             if p.low is None or p.high is None
             else f"{_value(p, p.low)} to {_value(p, p.high)}",
             "unknown" if p.coverage is None else f"{100 * p.coverage:g} %",
-            *([_value(p, p.spread)] if wide else []),
+            *(["–" if p.spread is None else _value(p, p.spread)] if wide else []),
             f"{p.novelty:z.2f}{mark}",
         )
     return table
@@ -125,16 +125,22 @@ def _rows(rows: Sequence[Mapping[str, Any]], table: Table) -> Table:
     table.add_column("checkpoint")
     table.add_column("accuracy", justify="right")
     for row in rows:
-        epoch = f"epoch {row['epoch']} ({row['percent']} %)"
         accuracy = row["test_accuracy"]
         table.add_row(
             _plain(row["name"]),
             _plain(str(row["run"] or "")),
             _configuration(row),
-            (f"best, {epoch}" if row["epoch"] else "best") if row["best"] else epoch,
+            _checkpoint(row),
             "unknown" if accuracy is None else f"{accuracy:.4f}",
         )
     return table
+
+
+def _checkpoint(row: Mapping[str, Any]) -> str:
+    """Epoch of a checkpoint; the best one of a run has no percentage, and maybe no known epoch."""
+    if row["best"]:
+        return f"best, epoch {row['epoch']}" if row["epoch"] else "best"
+    return f"epoch {row['epoch']} ({row['percent']} %)"
 
 
 def _plain(text: str) -> str:

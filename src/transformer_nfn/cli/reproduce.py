@@ -63,7 +63,7 @@ def reproduce_command(
     ] = None,
     leave_out: Annotated[
         str | None,
-        typer.Option(metavar="KIND,…", help="mixed: kinds left out in turn (three of them)."),
+        typer.Option(metavar="SIZE,…", help="mixed: sizes left out in turn (three of them)."),
     ] = None,
     to: Annotated[
         list[Path] | None,

@@ -83,11 +83,11 @@ def train_command(
     ] = None,
     hold_out: Annotated[
         str | None,
-        typer.Option(metavar="KIND,…", help="Kinds of damage to ignore."),
+        typer.Option(metavar="DAMAGE,…", help="Damage that the guard is not trained on."),
     ] = None,
     leave_out: Annotated[
         str | None,
-        typer.Option(metavar="KIND,…", help="Sizes of a mixed zoo to test on only."),
+        typer.Option(metavar="SIZE,…", help="Sizes of a mixed zoo to test on only."),
     ] = None,
     device: DeviceOption = "auto",
     save_every: Annotated[

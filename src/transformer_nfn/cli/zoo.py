@@ -53,7 +53,8 @@ def build(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the zoo goes.")],
     task: Annotated[str, typer.Option(help="digits, mnist, fashion_mnist or ag_news.")] = "digits",
     runs: Annotated[
-        int | None, typer.Option(help="Number of the 16,000 runs, balanced over optimisers.")
+        int | None,
+        typer.Option(help="How many of the 16,000 runs, balanced over optimisers (all)."),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(max=100_000, help="Epochs per run (default: the task's).")

@@ -44,7 +44,7 @@ def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
     >>> path.read_text()
     'done'
     """
-    with _explained(path):
+    with explained_write(path):
         old = _regular_mode(path)
         target = Path(os.path.realpath(path))
         beside = target.with_name(f".{uuid.uuid4().hex[:8]}.beside.{path.name}")
@@ -83,7 +83,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """
     # Inside and not beside: ``path`` may be a working directory, or on a disk of its own.
     scratch = path / f".{uuid.uuid4().hex[:8]}.beside.folder"
-    with _explained(path, scratch), made_folder(path):
+    with explained_write(path, scratch), made_folder(path):
         try:
             scratch.mkdir()
             yield scratch
@@ -112,7 +112,7 @@ def made_folder(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(path: Path, scratch: Path | None = None) -> Iterator[None]:
+def explained_write(path: Path, scratch: Path | None = None) -> Iterator[None]:
     """Convert an `OSError` to a `WriteError` that names ``path`` instead of ``scratch``."""
     try:
         yield

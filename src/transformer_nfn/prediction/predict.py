@@ -65,7 +65,7 @@ class Prediction:
         value: predicted, the mean over the run's seeds.
         low: lower end of the prediction interval; None for classes, see `labels`.
         high: its upper end.
-        spread: standard deviation over the seeds.
+        spread: standard deviation over the seeds; None of one seed.
         novelty: distance to the training set or, with a guard of a built zoo, the outlier score;
             above 1 is an outlier.
         warning: a sentence if the network looks damaged or is of a size outside the training set,
@@ -94,7 +94,7 @@ class Prediction:
     value: float
     low: float | None
     high: float | None
-    spread: float
+    spread: float | None
     novelty: float
     warning: str | None
     left_out: tuple[str, ...] = ()
@@ -318,7 +318,7 @@ def _predict_batch(
         data = run.predictors[0].prepared(data)
         each, classes = _answers(run, data)
         by_weights = mean = each.mean(0)
-        spread = each.std(0) if len(each) > 1 else torch.zeros_like(mean)
+        spread = each.std(0) if len(each) > 1 else None
         size_warning = run.sizes.warning(sizes)
         guard = run.guard_for(sizes)
         if guard is None:
@@ -345,7 +345,7 @@ def _predict_batch(
                 value=float(run.target.in_unit(mean[at])),
                 low=None if run.target.classes else float(run.target.in_unit(low[at])),
                 high=None if run.target.classes else float(run.target.in_unit(high[at])),
-                spread=float(spread[at]),
+                spread=None if spread is None else float(spread[at]),
                 novelty=float(novelty[at]),
                 warning=_joined(warnings),
                 left_out=loaded[i].left_out,

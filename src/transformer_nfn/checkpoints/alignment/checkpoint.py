@@ -8,7 +8,8 @@ is a copy of B, until only rounding is left.
 
 from __future__ import annotations
 
-import tempfile
+import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,7 +61,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
 from transformer_nfn.checkpoints.symmetries.stream import Cross, allowed
 from transformer_nfn.errors import SpaceError, TransformerNFNError, WriteError
 from transformer_nfn.functional.description import POSITIONS, StreamGroup, Transformer
-from transformer_nfn.io.files import made_folder, take_name
+from transformer_nfn.io.files import explained_write, made_folder, take_name
 
 ROUNDS = 40
 SETTLED = 1e-3
@@ -413,12 +414,10 @@ def align(
     if place is None:
         tensors = {name: w.to(torch.float64) for name, w in alignment}
         return _result(alignment, tensors=tensors)
-    try:
-        with (
-            made_folder(place.parent),
-            tempfile.TemporaryDirectory(dir=place.parent, prefix=".align-") as folder,
-        ):
-            beside = Path(folder) / place.name
+    beside = place.with_name(f".align-{uuid.uuid4().hex[:8]}") / place.name
+    with explained_write(place, beside), made_folder(place.parent):
+        try:
+            beside.parent.mkdir()
             write_model(A, alignment, beside, untied=untie)
             with open_model(beside, A.options) as moved:
                 difference, noise = _compare_outputs(A, moved)
@@ -428,8 +427,8 @@ def align(
                     f"{difference:.1e}, rounding explains {noise:.1e}; nothing was written"
                 )
             take_name(beside, place)
-    except OSError as error:
-        raise WriteError(f"'{place}' cannot be written: {error.strerror or error}") from error
+        finally:
+            shutil.rmtree(beside.parent, ignore_errors=True)
     return _result(alignment, difference=difference, noise=noise)
 
 

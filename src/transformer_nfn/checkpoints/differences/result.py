@@ -184,8 +184,16 @@ class Difference:
         for block in blocks:
             row = [f"{change_text(cells.get((block, t))):>10}" for t in tensors]
             yield "  ".join([f"{block:{width}}", *row])
+        vectors: dict[str, list[Change]] = {}
         for c in self.others():
-            yield f"{c.name}: {change_text(c)}"
+            vectors.setdefault(c.tensor if c.block else c.name, []).append(c)
+        for tensor, changes in vectors.items():
+            if len(changes) == 1:
+                yield f"{changes[0].name}: {change_text(changes[0])}"
+                continue
+            least, *_, most = sorted(changes, key=lambda c: c.relative)
+            span = f"{change_text(least)} to {change_text(most)}"
+            yield f"{tensor}: {span} in {_blocks([_row(c) for c in changes]).lower()}"
 
     def others(self) -> list[Change]:
         """Changes of vectors, and of tensors outside the blocks."""

@@ -101,8 +101,8 @@ class Proof:
             far = sorted(self.checks, key=lambda c: -c.excess)[:3]
             shown = ", ".join(f"{c.name} {c.excess:.2g}" for c in far)
             out.append(
-                f"{len(self.checks)} tensors checked; expected rounding errors that the farthest "
-                f"are away ({self.tolerance.same:g} allowed): {shown}"
+                f"{len(self.checks)} tensors checked; largest residuals, in expected rounding "
+                f"errors ({self.tolerance.same:g} allowed): {shown}"
             )
         if self.witness is not None:
             inputs = self.witness.inputs

@@ -24,8 +24,8 @@ from transformer_nfn.notebook import to_html
 SAME_BLOCK = 0.98
 """Share of the best score from which on a block counts as the one in the same place."""
 NO_DIRECTION = (
-    "Scores are symmetric: which of the two came first, or whether both came from a third, "
-    "is not something they can tell."
+    "Scores are symmetric: they do not show which model came first, or whether both came from a "
+    "third."
 )
 
 
@@ -109,7 +109,7 @@ class Relation:
         if self.proof is not None:
             first, *more = self.proof.lines()
             lines += more if self.proof.reason == self.reason else [first, *more]
-        lines += [str(test) for test in (self.exact, self.calibrated) if test is not None]
+        lines += [str(test) for test in self._tests().values()]
         lines += [f"not compared: {text}" for text in self.not_compared]
         lines += [str(unit) for unit in self.units]
         if self.verdict in ("derived", "partly", "embeddings only"):
@@ -121,13 +121,18 @@ class Relation:
         facts: dict[str, object] = {
             "reason": self.reason,
             "tables": self._table_scores(),
-            "exact test": self.exact,
-            "calibrated test": self.calibrated,
+            **self._tests(),
             "not compared": "; ".join(self.not_compared),
         }
         facts = {name: text for name, text in facts.items() if text}
         head, rows = self._scores()
         return to_html(self._title(), facts) + (to_html("", rows, head) if rows else "")
+
+    def _tests(self) -> dict[str, ExactTest | CalibratedTest]:
+        """Tests by name; none beside *same*: a proof leaves no doubt that a p-value could state."""
+        tests = {"exact test": self.exact, "calibrated test": self.calibrated}
+        known = {name: test for name, test in tests.items() if test is not None}
+        return {} if self.verdict == "same" else known
 
     def _title(self) -> str:
         return self.verdict if self.score is None else f"{self.verdict} (score {self.score:.3f})"
