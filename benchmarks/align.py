@@ -31,6 +31,7 @@ from transformer_nfn.networks import zoo_rows
 from transformer_nfn.zoo import Zoo, load_task
 
 POINTS = 7
+TEST_IMAGES, UNLABELLED, ROUNDS, ACCURACY = 400, 128, 50, 0.85
 BLOCK, BATCH, STEPS = 64, 16, 1500
 
 
@@ -55,31 +56,26 @@ def zoo_pairs(arguments: argparse.Namespace) -> dict[str, Any]:
     zoo = Zoo.open(resolve("mnist-sample", "zoo"))
     task = load_task("mnist", arguments.data)
     samples = task.num_samples["test"]
-    picked = torch.arange(0, samples, samples // arguments.images)[None]
+    picked = torch.arange(0, samples, samples // TEST_IMAGES)[None]
     test = task.batch("test", picked)
-    unlabelled = None
-    if arguments.inputs:
-        unlabelled = task.batch("train", torch.arange(arguments.inputs)[None]).inputs[0]
+    unlabelled = task.batch("train", torch.arange(UNLABELLED)[None]).inputs[0]
 
     def measure(weights: Mapping[str, Tensor]) -> tuple[float, float]:
         out = transformer(config, {n: w.float() for n, w in weights.items()}, test.inputs[0])
         loss = torch.nn.functional.cross_entropy(out, test.labels[0])
         return float(loss), float((out.argmax(-1) != test.labels[0]).float().mean())
 
-    rows, rng = zoo.select(min_accuracy=arguments.accuracy), np.random.default_rng(0)
+    rows, rng = zoo.select(min_accuracy=ACCURACY), np.random.default_rng(0)
     results = []
     for number in range(arguments.pairs):
         i, j = (int(r) for r in rng.choice(rows, 2, replace=False))
-        if number < arguments.start:
-            continue
         models = [network.open_model() for network in zoo_rows(zoo, (i, j))]
         assert models[0] is not None
         assert models[1] is not None
         config = models[0].description
         A, B = (model.read(model.names) for model in models if model is not None)
         start = time.perf_counter()
-        steps = None if unlabelled is None else arguments.steps
-        moved = align(models[0], models[1], inputs=unlabelled, rounds=steps)
+        moved = align(models[0], models[1], inputs=unlabelled, rounds=ROUNDS)
         took = time.perf_counter() - start
         assert moved.tensors is not None
         before, after = line(A, B, measure), line(moved.tensors, B, measure)
@@ -113,7 +109,7 @@ def source_text() -> tuple[Tensor, Tensor]:
     return train, test
 
 
-def train_gpt2(folder: Path, seed: int, steps: int) -> float:
+def train_gpt2(folder: Path, seed: int) -> None:
     """A small untied GPT-2 trained on source, written as its library writes it."""
     import transformers
 
@@ -125,11 +121,11 @@ def train_gpt2(folder: Path, seed: int, steps: int) -> float:
     model = transformers.GPT2LMHeadModel(config)
     text, _ = source_text()
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=STEPS)
     draw = torch.Generator().manual_seed(seed)
     loss = torch.zeros(())
     start = time.process_time()
-    for _ in range(steps):
+    for _ in range(STEPS):
         at = torch.randint(0, len(text) - BLOCK - 1, (BATCH,), generator=draw)
         batch = text[at.unsqueeze(-1) + torch.arange(BLOCK)]
         loss = model(batch, labels=batch).loss
@@ -139,14 +135,13 @@ def train_gpt2(folder: Path, seed: int, steps: int) -> float:
         schedule.step()
     model.save_pretrained(folder)
     print(f"seed {seed}: loss {float(loss.detach()):.3f}, {time.process_time() - start:.0f} s")
-    return float(loss.detach())
 
 
-def gpt2_pair(work: Path, steps: int) -> dict[str, Any]:
+def gpt2_pair(work: Path) -> dict[str, Any]:
     """Two GPT-2s of different seeds, before and after."""
     for seed in (0, 1):
         if not (work / str(seed)).exists():
-            train_gpt2(work / str(seed), seed, steps)
+            train_gpt2(work / str(seed), seed)
     _, text = source_text()
     draw = torch.Generator().manual_seed(9)
     at = torch.randint(0, len(text) - BLOCK - 1, (32,), generator=draw)
@@ -215,15 +210,9 @@ def main() -> None:
     zoo = commands.add_parser("zoo")
     zoo.add_argument("--data", type=Path, help="MNIST's files; fetched if not given")
     zoo.add_argument("--pairs", type=int, default=50)
-    zoo.add_argument("--start", type=int, default=0, help="the first of the pairs to measure")
-    zoo.add_argument("--inputs", type=int, default=128, help="training images, no labels; 0: none")
-    zoo.add_argument("--steps", type=int, default=50, help="gradient steps, with inputs")
-    zoo.add_argument("--accuracy", type=float, default=0.85)
-    zoo.add_argument("--images", type=int, default=400)
     zoo.add_argument("--out", type=Path, required=True)
     gpt2 = commands.add_parser("gpt2")
     gpt2.add_argument("--work", type=Path, required=True)
-    gpt2.add_argument("--steps", type=int, default=STEPS)
     gpt2.add_argument("--out", type=Path, required=True)
     picture = commands.add_parser("draw")
     picture.add_argument("results", type=Path, nargs=2)
@@ -240,7 +229,7 @@ def main() -> None:
             means = both.mean(0)
             print(f"{name}: {means[0]:.3f} → {means[1]:.3f}, lower for {lower} of {len(both)}")
     else:
-        results = gpt2_pair(arguments.work, arguments.steps)
+        results = gpt2_pair(arguments.work)
         print({k: v for k, v in results.items() if k not in ("loss", "error")})
     arguments.out.write_text(json.dumps(results))
 

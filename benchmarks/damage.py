@@ -47,31 +47,25 @@ def main() -> None:
     parser.add_argument("zoo")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--models", default="invariant_boosting,invariant_mlp")
-    parser.add_argument("--seen", default=SEEN)
-    parser.add_argument("--held-out", default=HELD_OUT)
-    parser.add_argument("--split-seed", type=int, default=0)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--learn", type=int, default=480)
-    parser.add_argument("--seed", type=int, default=0, help="of the damage")
     given = parser.parse_args()
     zoo = Zoo.open(given.zoo)
-    train, val, test = zoo.split(Selection().rows(zoo), FRACTIONS, seed=given.split_seed)
-    how: dict[str, Any] = {"data": given.data, "device": given.device, "seed": given.seed}
+    train, val, test = zoo.split(Selection().rows(zoo), FRACTIONS, seed=0)
+    how: dict[str, Any] = {"data": given.data, "device": given.device}
     learn = _timed("damage to learn from", lambda: damage_zoo(
         zoo, given.work / "learn",
-        DamageOptions(given.seen, given.learn, rows=np.concatenate([train, val]), **how),
+        DamageOptions(SEEN, given.learn, rows=np.concatenate([train, val]), **how),
     ))  # fmt: skip
     held = _timed("damage held out", lambda: damage_zoo(
         zoo, given.work / "held-out",
-        DamageOptions(given.held_out, given.count, rows=test, **how),
+        DamageOptions(HELD_OUT, given.count, rows=test, **how),
     ))  # fmt: skip
     for model in given.models.split(","):
-        parts = load_parts(
-            zoo, Selection(split_seed=given.split_seed, all_checkpoints=model in ALL_CHECKPOINTS)
-        )
+        parts = load_parts(zoo, Selection(all_checkpoints=model in ALL_CHECKPOINTS))
         copies = load_damaged(learn, zoo, parts)
         guarded, plain = (given.work / f"{model}-{name}" for name in ("guarded", "plain"))
         on = parts.to(given.device) if model in NEURAL else parts
@@ -83,7 +77,7 @@ def main() -> None:
         shutil.rmtree(plain, ignore_errors=True)
         shutil.copytree(guarded, plain, ignore=shutil.ignore_patterns(GUARD_FILE))
         for run in (plain, guarded):
-            print(f"\n{run.name}: learned from {given.seen}")
+            print(f"\n{run.name}: learned from {SEEN}")
             healthy = _print_healthy(predict(run, [f"{zoo.path}#{row}" for row in test]))
             broken = _print_kinds(predict(run, held), held)
             print(json.dumps({"run": run.name, **healthy, **broken}), flush=True)

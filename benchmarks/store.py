@@ -27,6 +27,7 @@ from transformer_nfn.zoo.store import Folder, write_shard
 from transformer_nfn.zoo.training.grid import grid
 
 RUNS = 15_689
+NETWORKS = 8000
 SHARD_RUNS = 256
 
 
@@ -69,14 +70,14 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def read_zoo(path: Path, networks: int) -> dict[str, float]:
+def read_zoo(path: Path) -> dict[str, float]:
     """What a fresh process measures."""
     start = time.perf_counter()
     zoo = Zoo.open(path)
     rows = zoo.select(epoch=75, min_accuracy=0.2)
     opened = time.perf_counter() - start
     before = resident()
-    chosen = np.random.default_rng(1).permutation(len(zoo))[:networks]
+    chosen = np.random.default_rng(1).permutation(len(zoo))[:NETWORKS]
     start = time.perf_counter()
     peak = 0
     for _, weights in zoo.batches(chosen, size=16):
@@ -87,7 +88,7 @@ def read_zoo(path: Path, networks: int) -> dict[str, float]:
         "checkpoints": len(zoo),
         "selected": len(rows),
         "open_and_select_seconds": round(opened, 3),
-        "networks_a_second": round(networks / seconds),
+        "networks_a_second": round(NETWORKS / seconds),
         "resident_growth_MiB": round((peak - before) / 2**20, 1),
     }
 
@@ -96,11 +97,8 @@ def main() -> None:
     """Writes, forgets, reads in a fresh process, prints."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path("/tmp/transformer-nfn-store"))
-    parser.add_argument("--runs", type=int, default=RUNS)
-    parser.add_argument("--networks", type=int, default=8000)
-    parser.add_argument("--keep", action="store_true", help="leave the synthetic zoos there")
     arguments = parser.parse_args()
-    for runs in (arguments.runs // 8, arguments.runs):
+    for runs in (RUNS // 8, RUNS):
         path = arguments.folder / str(runs)
         if not (path / "index.parquet").exists():
             shutil.rmtree(path, ignore_errors=True)
@@ -108,10 +106,9 @@ def main() -> None:
         for file in filter(Path.is_file, path.rglob("*")):
             drop_from_cache(file)
         for state in ("cold", "warm"):
-            found = in_a_process(read_zoo, path, arguments.networks)
+            found = in_a_process(read_zoo, path)
             print(f"{runs} runs, {state}: {json.dumps(found)}", flush=True)
-    if not arguments.keep:
-        shutil.rmtree(arguments.folder)
+    shutil.rmtree(arguments.folder)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from transformer_nfn.nn import Equivariant
 
 WIDTHS = (32, 64, 128, 256, 512, 768, 1024)
 RANK = 16
+IN, OUT = 1, 10
+"""Channels of a layer."""
 LARGEST = 3e8
 """Parameters beyond which a dense layer is not built (1.2 GB in float32)."""
 
@@ -32,32 +34,32 @@ def block(D: int) -> spaces.WeightSpace:
     return spaces.attention_block(D, heads, size, size, 4 * D)
 
 
-def count(D: int, rank: int | None, d: int, e: int) -> int:
+def count(D: int, rank: int | None) -> int:
     """Parameters of a layer, without building it."""
     with torch.device("meta"):
         if rank is None:
-            return d * e * (2 * D**3 + 12 * D**2 + 15 * D + 12) + e * (2 * D + 2)
-        return sum(p.numel() for p in Equivariant(block(D), d, e, rank=rank).parameters())
+            return IN * OUT * (2 * D**3 + 12 * D**2 + 15 * D + 12) + OUT * (2 * D + 2)
+        return sum(p.numel() for p in Equivariant(block(D), IN, OUT, rank=rank).parameters())
 
 
-def measure(D: int, rank: int | None, d: int, e: int) -> dict[str, float]:
+def measure(D: int, rank: int | None) -> dict[str, float]:
     """Seconds of a forward pass and MiB at its peak, in this process."""
     space = block(D)
     torch.manual_seed(0)
-    layer = Equivariant(space, d, e, rank=rank)
-    weights = space.randn(1, d)
+    layer = Equivariant(space, IN, OUT, rank=rank)
+    weights = space.randn(1, IN)
     with torch.no_grad():
         seconds = median_seconds(lambda: layer(weights), 3)
     return {"seconds": seconds, "peak MiB": peak_mib()}
 
 
-def benchmark(widths: list[int], d: int, e: int) -> list[dict[str, Any]]:
+def benchmark(widths: list[int]) -> list[dict[str, Any]]:
     rows = []
     for D in widths:
         for kind, rank in (("dense", None), (f"rank {RANK}", RANK)):
-            row: dict[str, Any] = {"D": D, "kind": kind, "parameters": count(D, rank, d, e)}
+            row: dict[str, Any] = {"D": D, "kind": kind, "parameters": count(D, rank)}
             if row["parameters"] <= LARGEST:
-                row |= in_a_process(measure, D, rank, d, e)
+                row |= in_a_process(measure, D, rank)
             rows.append(row)
             print(line(row), flush=True)
     return rows
@@ -98,12 +100,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--plot", type=Path, help="draw them (extra `plot`)")
     parser.add_argument("--widths", type=int, nargs="+", default=list(WIDTHS))
-    parser.add_argument("--channels", type=int, nargs=2, default=[1, 10], metavar=("IN", "OUT"))
     options = parser.parse_args()
-    d, e = options.channels
-    print(f"one layer, {d} → {e} channels, one network, {torch.get_num_threads()} threads\n")
+    print(f"one layer, {IN} → {OUT} channels, one network, {torch.get_num_threads()} threads\n")
     print(f"{'D':>6}  {'':10}{'parameters':>18}{'seconds':>12}{'peak MiB':>12}")
-    rows = benchmark(options.widths, d, e)
+    rows = benchmark(options.widths)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
     if options.plot:

@@ -97,7 +97,7 @@ def test_rows_are_ordered_by_the_last_kind_and_gaps_are_shown():
         "each": [record("b", 0.7), record("c", None, status="failed"), record("a", 0.2)],
     }
     text = io.StringIO()
-    Console(width=100, file=text).print(tau_by_kind_table(records, "τ"))
+    Console(width=100, file=text).print(tau_by_kind_table(records))
     lines = [line for line in text.getvalue().splitlines() if "│" in line]
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
     assert rows == [

@@ -1,6 +1,5 @@
 """A headless Chromium, spoken to over its own pipe: what a page logs, asks for, and looks like."""
 
-import base64
 import fcntl
 import json
 import os
@@ -117,11 +116,6 @@ class Browser:
     def move(self, x: float, y: float) -> None:
         """Moves the pointer."""
         self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
-    def screenshot(self, out: Path, whole: bool = True) -> None:
-        """Writes a picture of the page."""
-        shot = self.ask("Page.captureScreenshot", captureBeyondViewport=whole)
-        out.write_bytes(base64.b64decode(shot["data"]))
 
     def complaints(self) -> list[str]:
         """Errors and warnings of the page since it was opened."""

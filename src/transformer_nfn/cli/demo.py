@@ -113,7 +113,7 @@ def demo_command(
             f"[bold]2.[/bold] predict their test accuracy from their weights, {size.seeds} seeds"
         )
         records = _train_predictors(pool, root, size)
-    console.print(tau_by_kind_table(records, "Kendall's τ on test networks never seen"))
+    console.print(tau_by_kind_table(records))
     console.print(EXPLANATION, highlight=False)
     page = root / "report.html"
     write_report(

@@ -156,14 +156,13 @@ def kinds_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def tau_by_kind_table(records: Mapping[str, list[RunRecord]], title: str) -> Table:
+def tau_by_kind_table(records: Mapping[str, list[RunRecord]]) -> Table:
     """One row per predictor, τ ± standard error on each kind of zoo; best on the last kind first.
 
     Args:
         records: for every kind of seeds the runs on its zoo, a run per predictor.
-        title: stands above.
     """
-    table = Table(title=title)
+    table = Table(title="Kendall's τ on test networks never seen")
     table.add_column("model", no_wrap=True)
     for kind in records:
         table.add_column(seeds_text(kind), no_wrap=True, justify="right")

@@ -23,7 +23,7 @@ from transformer_nfn.io.files import read_regular
 from transformer_nfn.io.tensor_files import TensorInfo, inside, read_at
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, NodeProto, TensorProto
+    from onnx import GraphProto, TensorProto
 
 DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool",
@@ -100,7 +100,9 @@ class OnnxFile:
                 continue
             module = node.name.strip("/").split("/")[:-1]
             if _anonymous(inputs[1]) and module:
-                transposed = node.op_type == "MatMul" or not _flag(node, "transB")
+                transposed = node.op_type == "MatMul" or not any(
+                    attribute.name == "transB" and attribute.i for attribute in node.attribute
+                )
                 found[".".join([*module, "weight"])] = (held[inputs[1]], transposed)
                 resolved.add(inputs[1])
         for name, tensor in held.items():
@@ -132,7 +134,3 @@ class OnnxFile:
 def _anonymous(name: str) -> bool:
     """Whether an exporter made up a name."""
     return "::" in name or "/" in name or not name
-
-
-def _flag(node: NodeProto, name: str) -> bool:
-    return any(attribute.name == name and attribute.i for attribute in node.attribute)

@@ -201,7 +201,7 @@ class Invariant(nn.Module):
         _check_channels(groups, rank, in_channels=in_channels, out_features=out_features)
         _check_options(pool=(pool, POOLS), init=(init, SCHEMES))
         self.space, self.groups = space, groups
-        self.in_channels, self.out_features = in_channels, out_features
+        self.in_channels = in_channels
         self.rank, self.quadratic, self.init = rank, quadratic, init
         sources = [s for s in invariant_sources(space, quadratic=quadratic) if s.family is None]
         target = Target("out", (), (), (), None, (), {}, None)

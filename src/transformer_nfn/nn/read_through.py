@@ -165,7 +165,6 @@ class ReadThrough(nn.Module):
         }
         self.products = {p.name: p for p in space.products}
         terms = invariant.map.level.terms
-        self.names = [term.source.name for term in terms]
         self.widths = [term.features * invariant.map.in_channels for term in terms]
         self.groups = equivariant.groups
         self.known = {

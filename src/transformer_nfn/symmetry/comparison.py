@@ -287,7 +287,7 @@ def _compare_invariants(
         {a.name: gap.relative for (a, _), gap in zip(pairs, gaps, strict=True)},
         max((gap.ratio for gap in gaps), default=0.0),
         hidden,
-        hidden > MAX_RESOLUTION or _heads_blur(space, pairs),
+        hidden > MAX_RESOLUTION or _heads_blur(pairs),
         any(dtype in HALF for dtype in dtypes)
         and all(
             gap.relative <= unit * (STORED_PRODUCT if isinstance(a, Factored) else STORED_TENSOR)
@@ -368,7 +368,7 @@ def _fit(
     return _Fit(False if worst > 2 else None, None, moved, rounded)
 
 
-def _heads_blur(space: WeightSpace, pairs: list[tuple[Source, Source]]) -> bool:
+def _heads_blur(pairs: list[tuple[Source, Source]]) -> bool:
     """Whether two heads, distinct in one network, are closer than the other's rounding error."""
     products = [(a, b) for a, b in pairs if isinstance(a, Factored) and isinstance(b, Factored)]
     for sites in {a.sites for a, _ in products if len(a.sites) == 1}:

@@ -69,7 +69,6 @@ def verify(
     sample: int = 8,
     seed: int = 0,
     tolerance: int | None = None,
-    tick: Callable[[], None] | None = None,
 ) -> Verdict:
     """Check every byte of a zoo, then test a sample of its networks again.
 
@@ -82,7 +81,6 @@ def verify(
         seed: of the sample.
         tolerance: test samples by which a network may differ from its record; None for
             `BUILT_TOLERANCE`, or `IMPORTED_TOLERANCE` for an imported zoo.
-        tick: called after every shard.
 
     >>> from transformer_nfn.io.assets import resolve
     >>> verdict = verify(resolve("mnist-sample", "zoo"), sample=0)
@@ -93,7 +91,7 @@ def verify(
         raise ZooError(f"tolerance must be at least 0 test samples, found {tolerance}")
     path = Path(path)
     if is_mixed(path):
-        one = partial(verify, data=data, sample=sample, seed=seed, tolerance=tolerance, tick=tick)
+        one = partial(verify, data=data, sample=sample, seed=seed, tolerance=tolerance)
         return _verify_groups(path, one)
     if not (path / "zoo.json").exists():
         raise StoreError(f"'{path}' is not a zoo: it has no zoo.json")
@@ -116,8 +114,6 @@ def verify(
             _check_shard(folder, shard, index.shards.get(shard), verdict)
         except StoreError as error:
             verdict.problems.append(str(error))
-        if tick:
-            tick()
     if verdict.ok and sample:
         _rerun(Zoo.open(path), data, sample, seed, verdict)
     return verdict

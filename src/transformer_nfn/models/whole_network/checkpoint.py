@@ -131,7 +131,7 @@ class WholeCheckpoint(WholeNetwork):
             "language": language, "causal": causal, "invariants": invariants, "probes": probes,
             "rank": rank, "groups": groups, "hidden": hidden,
         }  # fmt: skip
-        self.language, self.causal, self.text = language, causal, text
+        self.language, self.causal = language, causal
         self.probes: Probes | TokenProbes | None = None
         if probes and inputs == "images":
             self.probes = ImageProbes(probes, tuple(shape), classes, rank, groups=groups)
