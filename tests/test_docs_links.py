@@ -72,3 +72,8 @@ def test_links_are_found() -> None:
     assert "guard-a-predictor.md" in found
     assert "report.png" in found
     assert len(found) > 80
+
+
+def test_the_start_page_links_every_page() -> None:
+    linked = {(DOCS / link.partition("#")[0]).resolve() for link in links(DOCS / "index.md")}
+    assert {p for p in PAGES if p.stem not in ("index", "changelog")} <= linked
