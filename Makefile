@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One thread a process: tests run in two processes, and small products gain nothing from more.
 WORKERS ?= 2
 
-.PHONY: demo test lint bench nightly fuzz docs browser clean help
+.PHONY: demo test lint nightly fuzz docs browser clean help
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -31,9 +31,6 @@ test: $(VENV)/installed browser  ## set up, and run the tests
 lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-
-bench: $(VENV)/installed  ## every benchmark, one after another
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 nightly: $(VENV)/installed browser  ## the slow checks too
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'nightly or not nightly'

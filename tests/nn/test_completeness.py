@@ -98,6 +98,13 @@ def test_the_papers_block_has_all_maps(D: int, h: int, Dk: int, Dv: int, DA: int
     assert invariant == count(Invariant(space, 1, 1))
 
 
+def matched(axis: spaces.Axis, free: int = 2) -> WeightSpace:
+    """One axis under test, carried plain by two tensors and dual by one."""
+    axes = [spaces.Axis.free("f", free), spaces.Axis.perm("p", 3), axis]
+    tensors = {"X": f"p f {axis.name}", "x": f"p {axis.name}", "Y": f"p {axis.name}* f", "z": "p"}
+    return WeightSpace.build(f"{axis.kind} {axis.form}", axes, tensors)
+
+
 @pytest.mark.parametrize(
     "space",
     [
@@ -112,25 +119,6 @@ def test_the_papers_block_has_all_maps(D: int, h: int, Dk: int, Dv: int, DA: int
         pytest.param(
             spaces.stack(spaces.attention_block(2, 2, 1, 1, 2), 2), marks=pytest.mark.nightly
         ),
-    ],
-    ids=lambda space: space.name,
-)
-def test_every_ready_space_has_all_maps(space: WeightSpace) -> None:
-    equivariant, invariant = all_maps(space)
-    assert count(Equivariant(space, 1, 1)) == equivariant
-    assert count(Invariant(space, 1, 1)) == invariant
-
-
-def matched(axis: spaces.Axis, free: int = 2) -> WeightSpace:
-    """One axis under test, carried plain by two tensors and dual by one."""
-    axes = [spaces.Axis.free("f", free), spaces.Axis.perm("p", 3), axis]
-    tensors = {"X": f"p f {axis.name}", "x": f"p {axis.name}", "Y": f"p {axis.name}* f", "z": "p"}
-    return WeightSpace.build(f"{axis.kind} {axis.form}", axes, tensors)
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
         matched(spaces.Axis.scale("s", 2, of="p")),
         matched(spaces.Axis.positive("s", 2, of="p")),
         matched(spaces.Axis.scale("s", 2), free=1),
@@ -139,7 +127,7 @@ def matched(axis: spaces.Axis, free: int = 2) -> WeightSpace:
     ],
     ids=lambda space: space.name,
 )
-def test_every_action_without_self_products_has_all_maps(space: WeightSpace) -> None:
+def test_spaces_without_self_products_have_all_maps(space: WeightSpace) -> None:
     equivariant, invariant = all_maps(space)
     assert count(Equivariant(space, 1, 1)) == equivariant
     assert count(Invariant(space, 1, 1)) == invariant
