@@ -4,7 +4,7 @@ The wall time of whole commands, imports and reading of the zoo included. The zo
 rows of a sample repeated with a little noise, so that none has to be built. A slow device gets
 fewer networks; ratios are those of networks per second.
 
-    python benchmarks/evaluate.py [--devices cuda:16000 cpu:160] [--batch 512] [--json FILE]
+    python benchmarks/evaluate.py [--devices cuda:16000 cpu:160] [--json FILE]
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def timed(*words: object) -> tuple[float, Any]:
     return seconds, json.loads(done.stdout)
 
 
-def measure(run: str, zoos: dict[str, Path], batch: int) -> list[dict[str, Any]]:
+def measure(zoos: dict[str, Path]) -> list[dict[str, Any]]:
     """Both commands on every device, one after another."""
     rows, first = [], {}
     predicted: dict[str, list[float]] = {}
     for device, zoo in zoos.items():
         for command in ("evaluate", "predict"):
-            seconds, out = timed(command, run, zoo, "--device", device, "--batch", batch)
+            seconds, out = timed(command, "mnist-whole", zoo, "--device", device)
             count = out["networks"] if command == "evaluate" else len(out)
             rate = count / seconds
             ratio = first.setdefault(command, rate) / rate
@@ -86,19 +86,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     default = ["cpu:160"] if not torch.cuda.is_available() else ["cuda:16000", "cpu:160"]
     parser.add_argument("--devices", nargs="+", default=default, metavar="DEVICE:NETWORKS")
-    parser.add_argument("--predictor", default="mnist-whole")
-    parser.add_argument("--sample", default="mnist-sample")
-    parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    sample = Zoo.open(given.sample)
+    sample = Zoo.open("mnist-sample")
     with TemporaryDirectory() as folder:
         zoos = {}
         for text in given.devices:
             device, _, count = text.partition(":")
             zoos[device] = Path(folder) / device
             write_zoo(sample, int(count), zoos[device])
-        rows = measure(given.predictor, zoos, given.batch)
+        rows = measure(zoos)
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -9,7 +9,6 @@ out, because LayerNorm's epsilon sees their scale:
 
     python benchmarks/invariance.py ZOO --out DIR [--epochs N] [--models mlp,…] [--device cpu]
         [--json FILE]
-    python benchmarks/invariance.py ZOO --run RUN   # every seed of one that is trained already
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.cli.options import pick_device
-from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import map_network
 from transformer_nfn.models.whole_network import probe_outputs
 from transformer_nfn.paper.numbers import model_name
@@ -48,7 +46,6 @@ from transformer_nfn.prediction.predictors import (
     Predictor,
     load_predictors,
 )
-from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.zoo import Zoo
 
@@ -95,9 +92,7 @@ def main() -> None:
     """Trains, moves, prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("zoo")
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--out", type=Path)
-    where.add_argument("--run", help="a run folder, or its name")
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--models", default=",".join(PREDICTORS))
     parser.add_argument("--device", default="cpu")
@@ -106,24 +101,17 @@ def main() -> None:
     zoo = Zoo.open(given.zoo)
     parts = load_parts(zoo, Selection(all_checkpoints=True))
     unseen = joined(parts.val, parts.test)
-    if given.run is not None:
-        run = resolve(given.run, "predictor")
-        record = RunRecord.read(run)
-        unseen = joined(unseen, parts.train)
-        seeds = enumerate(load_predictors(run, record))
-        predictors = {f"{model_name(record.model)}, seed {i}": seed for i, seed in seeds}
     disguises = {name: disguise(name, unseen, zoo) for name in WORDS}
     print(f"{len(unseen)} networks of {zoo.path.name}; those that keep their function, and how far")
     for name, made in disguises.items():
         kept, moved = len(made.after), made.answers_move
         print(f"- {WORDS[name]}: {kept}, probabilities move by at most {moved:.0e}")
-    if given.run is None:
-        models = given.models.split(",")
-        predictors = {model_name(model): fitted(model, zoo, parts, given) for model in models}
-    found = {
-        model: {name: moves(predictor, made) for name, made in disguises.items()}
-        for model, predictor in predictors.items()
-    }
+    found = {}
+    for model in given.models.split(","):
+        predictor = fitted(model, zoo, parts, given)
+        found[model_name(model)] = {
+            name: moves(predictor, made) for name, made in disguises.items()
+        }
     print()
     print(table(found))
     print(f"\nThe largest move of networks above {ABLE:.0%}:\n")

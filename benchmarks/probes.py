@@ -28,6 +28,7 @@ from transformer_nfn.models.whole_network.probes import ProbeOutputs, probe_outp
 from transformer_nfn.native_network import probing, why_not
 from transformer_nfn.zoo import NetworkSizes
 
+NETWORKS, PROBES, REPETITIONS = 32, 64, 5
 MAX_TOKENS = 64
 """Most tokens of a probe; a text may have more."""
 
@@ -44,10 +45,10 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def fastest(ways: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
+def fastest(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
     """Smallest CPU time of each implementation; they take turns."""
     best = dict.fromkeys(ways, float("inf"))
-    for repetition in range(1 + repetitions):
+    for repetition in range(1 + REPETITIONS):
         for name, way in ways.items():
             start = cpu_seconds()
             way()
@@ -56,14 +57,14 @@ def fastest(ways: dict[str, Callable[[], object]], repetitions: int) -> dict[str
     return best
 
 
-def measure(task: str, networks: int, probes: int, repetitions: int) -> dict[str, Any]:
+def measure(task: str) -> dict[str, Any]:
     """CPU time on networks of the paper's size for one task."""
     sizes = NetworkSizes.of(KNOWN_TASKS[task])
-    network = some_networks(sizes, networks)
+    network = some_networks(sizes, NETWORKS)
     if problem := why_not(network):
         raise SystemExit(problem)
     tokens = min(sizes.tokens, MAX_TOKENS)
-    x = torch.randn(probes, tokens, sizes.patch or sizes.d_model, requires_grad=True)
+    x = torch.randn(PROBES, tokens, sizes.patch or sizes.d_model, requires_grad=True)
     positions = sizes.positions()[:tokens]
 
     def in_torch(*arguments: Any) -> ProbeOutputs:
@@ -89,9 +90,8 @@ def measure(task: str, networks: int, probes: int, repetitions: int) -> dict[str
             "both, native, nothing kept": lambda: and_back(native_network.probe_outputs, 0),
             "both, PyTorch": lambda: and_back(in_torch),
         },
-        repetitions,
     )
-    per_million = 1e6 / (networks * probes)
+    per_million = 1e6 / (NETWORKS * PROBES)
     return {"task": task, "tokens": tokens} | {k: v * per_million for k, v in times.items()}
 
 
@@ -110,9 +110,6 @@ def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="+", default=["mnist"], choices=list(KNOWN_TASKS))
-    parser.add_argument("--networks", type=int, default=32)
-    parser.add_argument("--probes", type=int, default=64)
-    parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, help="PyTorch's and the C code's")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -120,7 +117,7 @@ def main() -> None:
         torch.set_num_threads(given.threads)
     rows = []
     for task in given.tasks:
-        rows.append(measure(task, given.networks, given.probes, given.repetitions))
+        rows.append(measure(task))
         sys.stdout.write(lines(rows[-1]) + "\n")
         sys.stdout.flush()
     if given.json:

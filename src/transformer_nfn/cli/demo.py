@@ -182,10 +182,11 @@ def _build_zoos(
 
 def _train_shard(job: tuple[Path, BuildOptions, str]) -> None:
     """Train a shard of a zoo, unless another process does."""
-    from transformer_nfn.zoo.training.local_engine import Silent, claim_shard
+    from transformer_nfn.zoo.training.local_engine import claim_shard
+    from transformer_nfn.zoo.training.plan import Progress
 
     path, options, shard = job
-    claim_shard(_plan(path, options), shard, Silent())
+    claim_shard(_plan(path, options), shard, Progress())
 
 
 @functools.cache

@@ -5,23 +5,24 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from rich import progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from transformer_nfn.known_tasks import seeds_text
+from transformer_nfn.zoo.training.plan import Progress
 
 
-class BuildBar:
-    """Progress bar of a build, a `zoo.training.plan.Progress`: runs, speed, time left."""
+class BuildBar(Progress):
+    """Progress bar of a build: runs, speed, time left."""
 
     def __init__(self, console: Console) -> None:
-        self._bar = Progress(
-            TextColumn("{task.fields[runs]}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("network-epochs {task.fields[speed]}"),
-            TimeRemainingColumn(),
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.fields[runs]}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("network-epochs {task.fields[speed]}"),
+            progress.TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
         )

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -282,16 +282,6 @@ def _as_stored(name: str, value: Tensor, info: TensorInfo) -> Tensor:
     return stored
 
 
-class _Sink(Protocol):
-    """A file of weights being written."""
-
-    def write(self, name: str, value: Tensor) -> None:
-        """Take one tensor, as it is stored."""
-
-    def finish(self) -> None:
-        """After the last tensor: what was not given comes from the source."""
-
-
 class _SafetensorsSink:
     """A file with each tensor where its header says.
 
@@ -317,10 +307,12 @@ class _SafetensorsSink:
         self._put(0, len(raw).to_bytes(8, "little") + raw)
 
     def write(self, name: str, value: Tensor) -> None:
+        """Take one tensor, as it is stored."""
         self._put(self._places[name].start, value.reshape(-1).view(torch.uint8).numpy().data)
         self._left.discard(name)
 
     def finish(self) -> None:
+        """After the last tensor: what was not given comes from the source."""
         for name in sorted(self._left):
             self.write(name, self._rest(name))
 
@@ -381,3 +373,6 @@ class _StateDictSink:
         old, new = self._old, self._new
         whole = {name: new[name] if name in new else old.read(name) for name in self._names}
         write_state_dict(self._beside, whole)
+
+
+_Sink = _SafetensorsSink | _StateDictSink

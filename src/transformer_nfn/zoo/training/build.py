@@ -13,7 +13,7 @@ from transformer_nfn.zoo.sizes import NetworkSizes, SizeGroup
 from transformer_nfn.zoo.store.folder import GROUPS_FILE, Folder, claim
 from transformer_nfn.zoo.store.zoo import MixedZoo, Zoo, is_mixed, read_groups, write_groups
 from transformer_nfn.zoo.training.backends import describe_path
-from transformer_nfn.zoo.training.local_engine import Silent, run_local
+from transformer_nfn.zoo.training.local_engine import run_local
 from transformer_nfn.zoo.training.plan import BuildOptions, Progress, make_plan
 from transformer_nfn.zoo.training.randomness import run_seed
 
@@ -38,9 +38,9 @@ def build(out: Path | str, options: BuildOptions, progress: Progress | None = No
     if options.engine == "ray":
         from transformer_nfn.zoo.training.ray_engine import run_ray
 
-        run_ray(plan, progress or Silent())
+        run_ray(plan, progress or Progress())
     else:
-        run_local(plan, progress or Silent())
+        run_local(plan, progress or Progress())
     plan.folder.merge()
     return Zoo.open(out)
 
@@ -79,7 +79,7 @@ def build_mixed(
         if not is_mixed(out):
             write_groups(out, groups, {"task": options.task, "seeds": options.seeds})
     done = sum(_runs_done(out / part.group.name) for part in parts)
-    reporter = _GroupProgress(progress or Silent(), [part.group for part in parts])
+    reporter = _GroupProgress(progress or Progress(), [part.group for part in parts])
     reporter.start(options.grid_runs, done, recipe.epochs_trained)
     for part in parts:
         build(out / part.group.name, part, reporter)
@@ -147,7 +147,7 @@ def _check_folder(out: Path, groups: Sequence[SizeGroup]) -> None:
         raise StoreError(f"'{out}' holds other files ('{foreign[0]}'): name an empty folder")
 
 
-class _GroupProgress(Silent):
+class _GroupProgress(Progress):
     """One progress over all size groups; the beginning of a group is reported as a note."""
 
     def __init__(self, progress: Progress, groups: Sequence[SizeGroup]) -> None:

@@ -30,22 +30,6 @@ POLL_SECONDS = 0.5
 WAITING = "the shards left are being trained by another builder"
 
 
-class Silent(Progress):
-    """Ignores progress."""
-
-    def begin(self, runs: int, done: int, work: int, note: str) -> None:
-        """Ignored."""
-
-    def trained(self, network_epochs: int) -> None:
-        """Ignored."""
-
-    def finished(self, shard: str, runs: int, crashed: int) -> None:
-        """Ignored."""
-
-    def note(self, text: str) -> None:
-        """Ignored."""
-
-
 def train_shard(
     task: Task,
     configs: Sequence[Config],
@@ -190,7 +174,7 @@ def _listen(
                 getattr(progress, method)(*arguments)
 
 
-class _LineProgress(Silent):
+class _LineProgress(Progress):
     """Progress of a worker as lines of JSON; if the parent died, the broken pipe ends it."""
 
     def trained(self, network_epochs: int) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -119,8 +119,8 @@ def _device(device: str, engine: str) -> str:
     return device
 
 
-class Progress(Protocol):
-    """Receives the progress of a build."""
+class Progress:
+    """Receives the progress of a build, and ignores it."""
 
     def begin(self, runs: int, done: int, work: int, note: str) -> None:
         """A build of ``runs`` begins: ``done`` are finished, ``work`` network-epochs are left."""
