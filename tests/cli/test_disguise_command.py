@@ -88,3 +88,8 @@ def test_what_cannot_be_disguised_is_one_sentence(folder: Path, tmp_path: Path) 
         assert error.count("\n") == 1
         assert part in error
         assert not out.exists()
+
+
+def test_a_part_is_named_as_what_was_written(tmp_path: Path) -> None:
+    out = printed("disguise", "mnist-sample#0", "--part", "blocks.1", "--out", tmp_path / "b.pt")
+    assert "the function of blocks.1 of mnist-sample#0 with other weights" in out

@@ -95,7 +95,8 @@ def disguise_command(
     weight_space, weights = named_network(network, space, part)
     element = weight_space.group.random(generator, max_condition=max_condition, condition=condition)
     save_network(out, weight_space, element.act(weights))
-    typer.echo(f"wrote {out}: the function of {file} with other weights")
+    what = file if part is None else f"{part} of {file}"
+    typer.echo(f"wrote {out}: the function of {what} with other weights")
 
 
 def _checkpoint(
