@@ -80,7 +80,7 @@ def test_what_acts_on_the_stream(case: str, group: str, tmp_path: Path) -> None:
 def test_ends(tmp_path: Path) -> None:
     library: Any = save("deit distilled", tmp_path / "deit").double()
     with open_model(tmp_path / "deit") as model, torch.no_grad():
-        ends = model.ends()
+        ends = model.read(model.names, torch.float64)
         image = torch.randn(1, 3, 8, 8, dtype=torch.float64)
         patches = image.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(4, -1)
         stream = torch.cat(
@@ -96,7 +96,7 @@ def test_ends(tmp_path: Path) -> None:
         assert (model.description.channels, model.description.side) == (3, 4)
     library = save("bert", tmp_path / "bert").double()
     with open_model(tmp_path / "bert") as model, torch.no_grad():
-        ends = model.ends()
+        ends = model.read(model.names, torch.float64)
         hidden = nn.functional.gelu(x @ ends["extra.mlm.W"] + ends["extra.mlm.b"])
         hidden = nn.functional.layer_norm(
             hidden, (16,), ends["extra.mlm_norm.g"], ends["extra.mlm_norm.b"], 1e-12

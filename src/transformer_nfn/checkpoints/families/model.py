@@ -143,11 +143,6 @@ class Model(OpenFiles):
         read = self.read(names, dtype)
         return {name.removeprefix(prefix): w for name, w in read.items()}
 
-    def ends(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-        """The tensors of no block."""
-        prefixes = tuple(f"{block}." for block in self.description.blocks)
-        return self.read([name for name in self.names if not name.startswith(prefixes)], dtype)
-
     def check_numbers(self) -> None:
         """Refuse NaN in any tensor of the file, and infinity where it is a weight of the network.
 
