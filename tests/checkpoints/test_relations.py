@@ -139,7 +139,7 @@ def test_weights_moved_by_a_tenth_are_derived(tiny, family):
     B = disguised(noisy(A, 0.1), 2)
     relation = relate(A, B)
     assert relation.verdict == "derived"
-    assert "which of the two came first" in str(relation)
+    assert "which model came first" in str(relation)
     assert relation.as_json()["direction"].startswith("none")
     assert relation.score == pytest.approx(relate(B, A).score, abs=0.03)
 
