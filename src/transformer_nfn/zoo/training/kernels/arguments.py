@@ -51,10 +51,9 @@ LARGE_ATTENTION: dict[int, Options] = {
     64: {"num_warps": 4, "num_stages": 1, "KEYS": 64},
 }
 # Of texts: with the queries and keys processed at a time and the samples of a program.
-TEXT_FORWARD: Options = {
+TEXT_ATTENTION: Options = {
     "num_warps": 1, "num_stages": 2, "QUERIES": 32, "KEYS": 32, "SAMPLES": 8
 }  # fmt: skip
-TEXT_BACKWARD = TEXT_FORWARD
 
 
 class RowOptions(NamedTuple):
@@ -372,7 +371,7 @@ def launch_options(constants: Constants, wide: bool) -> Launch:
         if constants.products == "tf32x3":
             other = SPLIT_LARGE_ROWS
     if constants.P == 0:
-        return Launch(TEXT_FORWARD, TEXT_BACKWARD, other)
+        return Launch(TEXT_ATTENTION, TEXT_ATTENTION, other)
     attention = WIDE_ATTENTION if wide else ATTENTION
     if constants.JJ > 16:
         attention = LARGE_ATTENTION
