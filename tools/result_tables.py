@@ -44,9 +44,10 @@ def render(name: str) -> str:
     table = read(name)
     marks = ["---"] * (2 if "source" in table["columns"] else 1)
     marks += ["--:"] * (len(table["columns"]) - len(marks))
-    rows = [
-        ["", *row[1:]] if row[1] in ("paper", "mean of seeds") else row for row in table["rows"]
-    ]
+    rows = table["rows"]
+    if "source" in table["columns"]:  # the first cell once for all its sources
+        above = ["", *(row[0] for row in rows)]
+        rows = [["", *r[1:]] if r[0] == last else r for r, last in zip(rows, above, strict=False)]
     lines = [f"| {' | '.join(map(filled, row))} |" for row in (table["columns"], *rows)]
     lines.insert(1, f"|{'|'.join(marks)}|")
     if table["title"]:
