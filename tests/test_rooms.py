@@ -1,15 +1,23 @@
-"""Imports run one way through the house, from the theory of spaces to the commands; no circle."""
+"""Structure of the source: imports run one way, and its size and duplicates only shrink."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import io
+import re
 import subprocess
 import sys
+import tokenize
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import pytest
+
 import transformer_nfn
+from transformer_nfn.prediction.predictors import PREDICTORS
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "transformer_nfn"
 PACKAGE = "transformer_nfn"
@@ -136,3 +144,124 @@ def test_all_public_packages_are_listed() -> None:
     internal = {"cli", "native_network"}
     packages = {room(name) for name, path in MODULES.items() if path.name == "__init__.py"}
     assert packages - {""} - internal <= set(transformer_nfn.__all__)
+
+
+# Limits below are today's values and only fall. While something is built beside what it replaces, a
+# dated line may raise a budget; it goes in the commit that deletes the old.
+KERNELS, EVERYTHING = ("zoo.training.kernels",), ("",)
+BUDGETS = {
+    ("spaces", "functional", "symmetry", "checkpoints"): 15_409,
+    ("zoo", "native_network", "prediction", "models", "networks"): 12_359,
+    KERNELS: 1_776,
+    ("paper", "report"): 2_818,
+    ("io",): 2_490,
+    ("nn",): 1_276,
+    ("cli",): 2_980,
+    EVERYTHING: 39_534,
+}
+"""Code lines of packages: no docstrings, comments or blank lines; the kernels count apart."""
+SPARE = 0.02
+"""Share by which a limit may exceed the value: beyond it, lower the limit."""
+LONG = 60
+LONG_FUNCTIONS = 10
+"""Functions of more than `LONG` code lines outside the kernels."""
+TWICE = 22
+"""Names that two or more classes have."""
+PREDICTOR_NAMES, TENSOR_NAMES, FACTS = 30, 462, 175
+"""Places where a predictor, a tensor of a block or a fact about a model is named; their homes,
+and predictors in the numbers of the paper, do not count."""
+FACT = re.compile(
+    "rotary|qk_norm|alibi|position_bias|softcap|gated|experts|tied|mlm|headless|chain|post"
+)
+FACT_HOMES = ("functional.description", "functional.transformer", "checkpoints.families",
+              "checkpoints.settings")  # fmt: skip
+
+
+@cache
+def code_lines(module: str) -> frozenset[int]:
+    """Numbers of the lines of a module that hold code."""
+    text = MODULES[module].read_text(encoding="utf-8")
+    silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in silent | {tokenize.ENDMARKER}:
+            lines |= {*range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(text)):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node):
+            lines -= {*range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)}
+    return frozenset(lines)
+
+
+def _within(module: str, packages: tuple[str, ...]) -> bool:
+    names = [f"{PACKAGE}.{package}".rstrip(".") for package in packages]
+    return any(f"{module}.".startswith(f"{name}.") for name in names)
+
+
+def _size(packages: tuple[str, ...]) -> int:
+    kernels = packages in (KERNELS, EVERYTHING)
+    return sum(
+        len(code_lines(name))
+        for name in MODULES
+        if _within(name, packages) and (kernels or not _within(name, KERNELS))
+    )
+
+
+def _texts(pattern: re.Pattern[str], packages: tuple[str, ...], homes: tuple[str, ...]) -> int:
+    """Number of texts and attributes that match, in packages and outside their homes."""
+    names = [name for name in MODULES if _within(name, packages) and not _within(name, homes)]
+    trees = [ast.parse(MODULES[name].read_text(encoding="utf-8")) for name in names]
+    found = [
+        node.value if isinstance(node, ast.Constant) else node.attr
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant | ast.Attribute)
+    ]
+    return sum(isinstance(text, str) and bool(pattern.search(text)) for text in found)
+
+
+def _nodes(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, kind):
+                yield name, node
+
+
+def within(value: int, limit: int) -> bool:
+    """Whether a value is at its limit, or so little below that the limit need not be lowered."""
+    return limit * (1 - SPARE) - 3 <= value <= limit
+
+
+@pytest.mark.parametrize("packages", BUDGETS, ids=lambda packages: "+".join(packages) or "all")
+def test_code_lines_stay_within_their_budget(packages: tuple[str, ...]) -> None:
+    assert within(size := _size(packages), BUDGETS[packages]), size
+
+
+def test_functions_stay_short() -> None:
+    long = [
+        f"{name}.{node.name}"
+        for name, node in _nodes(ast.FunctionDef)
+        if isinstance(node, ast.FunctionDef)
+        and not _within(name, KERNELS)
+        and sum(node.lineno <= line <= (node.end_lineno or 0) for line in code_lines(name)) > LONG
+    ]
+    assert within(len(long), LONG_FUNCTIONS), long
+
+
+def test_a_name_is_one_class() -> None:
+    names = Counter(node.name for _, node in _nodes(ast.ClassDef) if isinstance(node, ast.ClassDef))
+    twice = sorted(name for name, count in names.items() if count > 1)
+    assert within(len(twice), TWICE), twice
+
+
+def test_facts_are_named_at_home() -> None:
+    # A block has an attribute ``mlp``, too.
+    predictor = re.compile("|".join(f"^{name}$" for name in PREDICTORS if name != "mlp"))
+    theory = ("symmetry", "checkpoints")
+    counts = (
+        _texts(predictor, EVERYTHING, ("paper.numbers", "prediction.predictors")),
+        _texts(re.compile(r"\b[Wb]_[QKVOABG]\b"), theory, ("checkpoints.families",)),
+        _texts(re.compile(f"^({FACT.pattern})$"), EVERYTHING, FACT_HOMES),
+    )
+    limits = (PREDICTOR_NAMES, TENSOR_NAMES, FACTS)
+    assert all(map(within, counts, limits)), counts
