@@ -56,10 +56,8 @@ def imported(tree: ast.AST) -> Iterator[str]:
                     yield inner if inner in MODULES else str(node.module)
 
 
-GRAPH = {
-    name: set(imported(ast.parse(path.read_text(encoding="utf-8"))))
-    for name, path in MODULES.items()
-}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+GRAPH = {name: set(imported(tree)) for name, tree in TREES.items()}
 
 
 def room(module: str) -> str:
@@ -186,7 +184,7 @@ def code_lines(module: str) -> frozenset[int]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in silent | {tokenize.ENDMARKER}:
             lines |= {*range(token.start[0], token.end[0] + 1)}
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(TREES[module]):
         documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         if documented and ast.get_docstring(node):
             lines -= {*range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)}
@@ -209,11 +207,10 @@ def _size(packages: tuple[str, ...]) -> int:
 
 def _texts(pattern: re.Pattern[str], packages: tuple[str, ...], homes: tuple[str, ...]) -> int:
     """Number of texts and attributes that match, in packages and outside their homes."""
-    names = [name for name in MODULES if _within(name, packages) and not _within(name, homes)]
-    trees = [ast.parse(MODULES[name].read_text(encoding="utf-8")) for name in names]
     found = [
         node.value if isinstance(node, ast.Constant) else node.attr
-        for tree in trees
+        for name, tree in TREES.items()
+        if _within(name, packages) and not _within(name, homes)
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant | ast.Attribute)
     ]
@@ -221,10 +218,8 @@ def _texts(pattern: re.Pattern[str], packages: tuple[str, ...], homes: tuple[str
 
 
 def _nodes(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
-    for name, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, kind):
-                yield name, node
+    for name, tree in TREES.items():
+        yield from ((name, node) for node in ast.walk(tree) if isinstance(node, kind))
 
 
 def within(value: int, limit: int) -> bool:
