@@ -1,15 +1,17 @@
 """The numbers of the paper's tables, as data, and the layout of two tables that it lacks.
 
-Tables 1 to 3 are in the experiment section, 4 to 6 in the appendix; their order is the paper's.
-A cell is text exactly as printed (``0.86 ± 0.001`` where the paper dropped a zero), parsed by
-`PaperTable.cell`.
+Tables have the paper's numbers: 1 to 3 are in the experiment section, 5 to 7 in the appendix; 4 is
+the grid of its networks and has no results. Records of runs hold the *topic* of a table, never its
+number. A cell is text exactly as printed (``0.86 ± 0.001`` where the paper dropped a zero), parsed
+by `PaperTable.cell`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.known_tasks import PAPER_TASKS, task_title
 
 MODEL_NAMES: Mapping[str, str] = {
@@ -46,7 +48,8 @@ class PaperTable:
     """One table of the paper, or like the paper's.
 
     Attributes:
-        name: ``table1`` to ``table6``, ``learning-curve`` or ``mixed``, as in ``tnfn reproduce``.
+        name: ``table1`` to ``table7``, ``learning-curve`` or ``mixed``, as in ``tnfn reproduce``.
+        topic: what records of its cells are filed under.
         title: caption of the table.
         rows: key and label of each row, in order.
         columns: key and label of each column, in order.
@@ -62,6 +65,7 @@ class PaperTable:
     """
 
     name: str
+    topic: str
     title: str
     rows: Mapping[str, str]
     columns: Mapping[str, str]
@@ -105,6 +109,7 @@ _TASKS = {name: task_title(name) for name in PAPER_TASKS}
 
 TABLE_1 = PaperTable(
     name="table1",
+    topic="thresholds",
     title="Kendall’s τ by accuracy threshold, MNIST",
     rows=_PAPER_MODELS,
     columns=_THRESHOLDS,
@@ -121,6 +126,7 @@ transformer_nfn | 0.905 ± 0.002 | 0.899 ± 0.001 | 0.895 ± 0.001 | 0.895 ± 0.
 )
 TABLE_2 = PaperTable(
     name="table2",
+    topic="thresholds",
     title="Kendall’s τ by accuracy threshold, AG News",
     rows=_PAPER_MODELS,
     columns=_THRESHOLDS,
@@ -137,6 +143,7 @@ transformer_nfn | 0.910 ± 0.001 | 0.908 ± 0.001 | 0.897 ± 0.001 | 0.896 ± 0.
 )
 TABLE_3 = PaperTable(
     name="table3",
+    topic="components",
     title="Kendall’s τ by the components that Transformer-NFN sees",
     rows={
         "encoder": "Encoder",
@@ -161,8 +168,9 @@ encoder+embedding+classifier | 0.905 ± 0.002 | -
     by_task=True,
     zoo="15,689 networks (MNIST) and 15,949 (AG News)",
 )
-TABLE_4 = PaperTable(
-    name="table4",
+TABLE_5 = PaperTable(
+    name="table5",
+    topic="channels",
     title="Kendall’s τ by the channels of each equivariant layer of Transformer-NFN",
     rows={
         name: name.replace(",", ", ")
@@ -183,8 +191,9 @@ TABLE_4 = PaperTable(
     zoo="15,949 networks trained on AG News",
     note="The paper counts the parameters of the encoder alone in this table.",
 )
-TABLE_5 = PaperTable(
-    name="table5",
+TABLE_6 = PaperTable(
+    name="table6",
+    topic="parameters",
     title="Number of parameters",
     rows={name: MODEL_NAMES[name] for name in ("transformer_nfn", "mlp", "statnn")},
     columns=_TASKS,
@@ -197,8 +206,9 @@ statnn          | 0.203M | 0.168M
     by_task=True,
     zoo="networks of two blocks of width 32",
 )
-TABLE_6 = PaperTable(
-    name="table6",
+TABLE_7 = PaperTable(
+    name="table7",
+    topic="augmentation",
     title="Kendall’s τ where networks are augmented by the group action",
     rows={
         name: MODEL_NAMES[name]
@@ -224,11 +234,12 @@ transformer_nfn | 0.910 ± 0.001 | - | 0.912 ± 0.001 | 0.912 ± 0.002 | 0.913 �
     "column gives each network twice as it is, and changes are counted from there.",
 )
 PAPER_TABLES: Mapping[str, PaperTable] = {
-    table.name: table for table in (TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6)
+    table.name: table for table in (TABLE_1, TABLE_2, TABLE_3, TABLE_5, TABLE_6, TABLE_7)
 }
 # Rows and columns are those of the zoo: its models, and as many numbers of networks as it has.
 LEARNING_CURVE = PaperTable(
     name="learning-curve",
+    topic="learning-curve",
     title="Kendall’s τ by number of networks to train on",
     rows={},
     columns={},
@@ -243,6 +254,7 @@ TESTED, TESTED_LEFT_OUT, HELD = "networks", "left_out_networks", "coverage"
 
 MIXED = PaperTable(
     name="mixed",
+    topic="mixed",
     title="Kendall’s τ on each kind of a mixed zoo, of one predictor over all of them",
     rows={},
     columns={
@@ -259,6 +271,36 @@ MIXED = PaperTable(
     note="A kind left out of training is tested on with all its networks, and its intervals are "
     "the widened ones that tnfn predict gives for sizes never seen.",
 )
+ALL_TABLES: Mapping[str, PaperTable] = {
+    **PAPER_TABLES, LEARNING_CURVE.name: LEARNING_CURVE, MIXED.name: MIXED
+}  # fmt: skip
+TRANSFER = "transfer"
+"""Topic and file name of the table of `paper.transfer`, which is laid out there."""
+TOPICS = (*dict.fromkeys(table.topic for table in ALL_TABLES.values()), TRANSFER)
+
+
+def table_named(name: str) -> PaperTable:
+    """The table that ``tnfn reproduce`` calls by this name."""
+    if name not in ALL_TABLES:
+        raise no_table(name, ALL_TABLES)
+    return ALL_TABLES[name]
+
+
+def no_table(name: str, known: Iterable[str]) -> TransformerNFNError:
+    """The error about a name that is not among the known ones."""
+    if name == "table4":
+        return TransformerNFNError(
+            "table 4 of the paper is the grid of its networks and has no results to reproduce; "
+            f"the channels of Transformer-NFN are {TABLE_5.name}"
+        )
+    return TransformerNFNError(f"there is no '{name}' to reproduce; there are {', '.join(known)}")
+
+
+def table_of(topic: str, task: str | None) -> PaperTable | None:
+    """The table in which a record stands; thresholds are table 2 for networks on AG News."""
+    if topic == TABLE_2.topic:
+        return TABLE_2 if task == "ag_news" else TABLE_1
+    return next((table for table in ALL_TABLES.values() if table.topic == topic), None)
 
 
 def model_name(model: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,20 +17,21 @@ from transformer_nfn.paper.numbers import (
     LEFT_OUT,
     MIXED,
     MODEL_NAMES,
-    PAPER_TABLES,
+    TABLE_5,
+    TABLE_7,
     TESTED,
     TESTED_LEFT_OUT,
+    TOPICS,
     WHOLE,
     WITHIN,
     Number,
     PaperTable,
     model_name,
+    table_named,
+    table_of,
 )
-from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RunError, RunRecord
+from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RUN_FILE, RunError, RunRecord
 
-ALL_TABLES: Mapping[str, PaperTable] = {
-    **PAPER_TABLES, LEARNING_CURVE.name: LEARNING_CURVE, MIXED.name: MIXED
-}  # fmt: skip
 CHANGE = "change"
 ALL_NETWORKS = "all"
 SEEDS_TOGETHER = "seeds together"
@@ -116,18 +118,27 @@ class TableView:
         return found
 
 
+def check_topic(record: RunRecord, folder: Path) -> None:
+    """Reject the cell of a table that is filed under no topic, such as under an old number."""
+    topic = None if record.table is None else record.table.get("table")
+    if record.table is not None and topic not in TOPICS:
+        raise RunError(
+            f"'{folder / RUN_FILE}': 'table.table' expected one of {', '.join(TOPICS)}, found "
+            f"{topic!r}: numbers of tables have changed, so reproduce it in a new folder"
+        )
+
+
 def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
     """Sort the records of one table into its cells; one table per zoo, unless columns are tasks.
 
     Zoos with one seed for all and with a seed each never share a table of τ. Where two records
     claim one cell, the later one is shown.
     """
-    if name not in ALL_TABLES:
-        raise RunError(f"there is no table '{name}', only {', '.join(ALL_TABLES)}")
-    paper = ALL_TABLES[name]
+    paper = table_named(name)
     views: dict[str, TableView] = {}
     for record in records:
-        if record.table is None or record.table.get("table") != name:
+        topic = str((record.table or {}).get("table"))
+        if table_of(topic, record.zoo.get("task")) is not paper:
             continue
         zoo = zoo_label(record)
         if paper.by_task:
@@ -141,7 +152,7 @@ def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
         if paper.by_task:
             labels = dict.fromkeys(zoo_label(cell.record) for cell in view.ours.values())
             view.zoo = "; ".join(labels)
-        if name == "table6":
+        if paper is TABLE_7:
             _add_changes(view)
         elif name == LEARNING_CURVE.name:
             _arrange_curve(view)
@@ -221,7 +232,7 @@ def table_columns(name: str, records: list[RunRecord]) -> dict[str, list[Any]]:
                 continue
             record, paper = cell.record, view.paper_cell(row, column)
             entry: dict[str, Any] = {
-                "table": name,
+                "table": view.paper.topic,
                 "task": record.zoo.get("task"),
                 "zoo": record.zoo.get("name"),
                 "zoo_seeds": zoo_seeds(record),
@@ -240,7 +251,7 @@ def table_columns(name: str, records: list[RunRecord]) -> dict[str, list[Any]]:
                 **{part: record.selection.get(part) for part in ("train", "val", "test")},
                 "status": record.status,
             }
-            if name == "table6":
+            if view.paper is TABLE_7:
                 apart = _agreement(record)
                 entry |= {f"agreement_{d}": apart.get(d) for d in ("float32", "float64")}
             for key, value in entry.items():
@@ -261,7 +272,7 @@ def _cells_of(paper: PaperTable, record: RunRecord) -> list[tuple[str, str, OurC
     tau = OurCell(record, *mean_tau(record), mean_text(*mean_tau(record)))
     count = record.num_parameters
     size = OurCell(record, count, None, _NOTHING if count is None else f"{count:,}")
-    if paper.name == "table4":
+    if paper is TABLE_5:
         return [(row, "tau", tau), (row, "parameters", size)]
     return [(row, column, size if paper.quantity == "parameters" else tau)]
 
@@ -407,7 +418,7 @@ def kind_records(record: RunRecord) -> Iterator[tuple[str, str, RunRecord]]:
 def is_variant(record: RunRecord) -> bool:
     """Whether a run of the mixed table is not the full model on all sizes."""
     table = record.table or {}
-    return table.get("table") == MIXED.name and table.get("column") != WHOLE
+    return table.get("table") == MIXED.topic and table.get("column") != WHOLE
 
 
 def _of_kind(record: RunRecord, figures: Mapping[str, Any]) -> RunRecord:
