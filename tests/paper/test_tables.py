@@ -131,8 +131,8 @@ def test_largest_change_under_augmentation():
     ]
     (view,) = lay_out("table7", cells)
     assert view.ours["mlp", "change"].text == "−0.050"
-    assert view.paper_cell("mlp", "change").text == "−0.049"
-    assert view.paper_cell("transformer_nfn", "change").text == "+0.003"
+    assert view.paper.cell("mlp", "change").text == "−0.049"
+    assert view.paper.cell("transformer_nfn", "change").text == "+0.003"
     assert "change" not in table_columns("table7", cells)["column"]
     (view,) = lay_out("table7", [*cells, record("augmentation", "mlp", "twice", 0.82)])
     assert view.ours["mlp", "change"].text == "−0.070", "counted from as many steps"

@@ -12,6 +12,7 @@ import numpy as np
 from transformer_nfn.known_tasks import seeds_text, task_title
 from transformer_nfn.paper.numbers import (
     ALL_KINDS,
+    CHANGE,
     HELD,
     LEARNING_CURVE,
     LEFT_OUT,
@@ -24,15 +25,14 @@ from transformer_nfn.paper.numbers import (
     TOPICS,
     WHOLE,
     WITHIN,
-    Number,
     PaperTable,
+    largest_change,
     model_name,
     table_named,
     table_of,
 )
 from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RUN_FILE, RunError, RunRecord
 
-CHANGE = "change"
 ALL_NETWORKS = "all"
 SEEDS_TOGETHER = "seeds together"
 _NOTHING = "–"
@@ -69,13 +69,6 @@ class TableView:
     rows: dict[str, str]
     columns: dict[str, str]
     ours: dict[tuple[str, str], OurCell] = field(default_factory=dict)
-
-    def paper_cell(self, row: str, column: str) -> Number | None:
-        """The paper's number; the largest change is computed from its cells."""
-        if column != CHANGE:
-            return self.paper.cell(row, column)
-        cells = [self.paper.cell(row, other) for other in self.paper.columns]
-        return _largest_change([cell.value if cell else None for cell in cells])
 
     def best(self, column: str) -> set[str]:
         """Rows with the highest τ of the column, as printed."""
@@ -230,7 +223,7 @@ def table_columns(name: str, records: list[RunRecord]) -> dict[str, list[Any]]:
         for (row, column), cell in view.ours.items():
             if column == CHANGE:
                 continue
-            record, paper = cell.record, view.paper_cell(row, column)
+            record, paper = cell.record, view.paper.cell(row, column)
             entry: dict[str, Any] = {
                 "table": view.paper.topic,
                 "task": record.zoo.get("task"),
@@ -310,7 +303,7 @@ def _add_changes(view: TableView) -> None:
     view.columns[CHANGE] = "Largest change"
     for row in view.rows:
         cells = [view.ours.get((row, column)) for column in view.paper.columns]
-        change = _largest_change([cell.value if cell else None for cell in cells])
+        change = largest_change([cell.value if cell else None for cell in cells])
         known = next((cell for cell in cells if cell), None)
         if change is not None and known is not None:
             view.ours[row, CHANGE] = OurCell(known.record, change.value, None, change.text)
@@ -331,17 +324,6 @@ def _arrange_curve(view: TableView) -> None:
             view.columns[column] = f"All {train:,}"
 
 
-def _largest_change(values: list[float | None]) -> Number | None:
-    """Largest difference of an augmented value from the value of as many unaugmented steps."""
-    original, twice, *others = values
-    base = original if twice is None else twice
-    changes = [value - base for value in others if value is not None and base is not None]
-    if not changes:
-        return None
-    change = max(changes, key=abs)
-    return Number(change, None, f"{change:+.3f}".replace("-", "−"))
-
-
 def _markdown(view: TableView) -> str:
     paper = view.paper
     zoo = f" Here: {view.zoo}." if view.zoo else ""
@@ -359,7 +341,7 @@ def _markdown(view: TableView) -> str:
         for column in view.columns:
             text = _short(view.ours.get((row, column)))
             ours.append(f"**{text}**" if row in view.best(column) else text)
-            printed = view.paper_cell(row, column)
+            printed = view.paper.cell(row, column)
             theirs.append(f"*{printed.text}*" if printed else _NOTHING)
         lines.append("| " + " | ".join(ours) + " |")
         if together := view.together(row):
