@@ -25,7 +25,7 @@ MODEL_NAMES: Mapping[str, str] = {
     "invariant_mlp": "MLP on invariants",
     "whole_network": "Whole network",
     "probegen": "ProbeGen",
-    "hidden_probe": "HiddenProbe",
+    "hidden_probe": "After HiddenProbe",
     "neural_graph": "Neural graph",
     "statistics_linear": "Linear on statistics",
     "statistics_mlp": "MLP on statistics",
