@@ -19,7 +19,7 @@ from transformer_nfn.prediction.runs import RUN_FILE, RunRecord
 
 def cells(folder: Path, networks: str | None) -> dict[str, RunRecord]:
     """The finished record of each model, without a threshold."""
-    table, column = ("learning-curve", networks) if networks else ("table1", "all")
+    table, column = ("learning-curve", networks) if networks else ("thresholds", "all")
     found = {}
     for path in sorted(folder.rglob(RUN_FILE)):
         record = RunRecord.read(path.parent)

@@ -1,12 +1,110 @@
-"""Tables of results in README and docs are those of benchmarks/results/."""
+"""Tables are those of benchmarks/results/, numbers of the paper those of paper/numbers.py."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from transformer_nfn.errors import TransformerNFNError
+
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# What the paper defines and this project counts or times itself: no source of numbers.
+THINGS = "blocks?|grid|group|invariants|pseudocode|formulas|letters|form|models?"
+SOURCE = re.compile(rf"\bpaper\b(?!['’]s (?:whole )?(?:{THINGS})\b)", re.IGNORECASE)
+NAMES = re.compile(
+    r"(?:tables?|eqs?\.|theorems?|ICLR) \(?[\d.]+(?:(?:, | and | to |–)[\d.]+)*", re.IGNORECASE
+)
+REFERENCE = re.compile(r"<!-- paper:\S+ -->.*?<!-- /paper -->")
+
+
+def typed_numbers(text: str) -> Iterator[str]:
+    """Sentences and cells of a page that give a number as the paper's without a reference."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    text = re.sub(r"`[^`\n]*`|\]\([^)\n]*\)", "", REFERENCE.sub("", text))
+    generated, columns = False, []
+    prose: list[str] = []
+    for line in text.splitlines():
+        generated = not line.startswith("<!-- end") if line.startswith("<!-- ") else generated
+        if not line.startswith("|"):
+            prose.append(f"\n\n{line}" if re.match(r"\s*(?:[-*#]|\d+\.) ", line) else line)
+            columns = []
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        columns = columns or [SOURCE.search(cell) is not None for cell in cells]
+        whole_row = [not generated] * len(cells) if "paper" in cells[:2] else columns
+        for cell, theirs in zip(cells, whole_row, strict=False):
+            if theirs and re.search(r"\d", NAMES.sub("", cell)):
+                yield cell
+        prose += ["", *(f"{cell}\n" for cell in cells)]
+    for paragraph in re.split(r"\n\s*\n", "\n".join(prose)):
+        for sentence in re.split(r"(?<=[.;!?])\**\s+", " ".join(paragraph.split())):
+            if SOURCE.search(sentence) and re.search(r"\d", NAMES.sub("", sentence)):
+                yield sentence
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_number_of_the_paper_is_a_reference(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert list(typed_numbers(text)) == []
+    assert not re.search(r"^\s*<!-- paper:", text, re.M), "a comment there would end the paragraph"
+
+
+def test_the_rule_about_numbers_of_the_paper() -> None:
+    ours, theirs = "0.886", "<!-- paper:table1/transformer_nfn/all -->0.905<!-- /paper -->"
+    for allowed in (
+        f"Transformer-NFN has {ours}; in the paper {theirs}.",
+        f"The paper has {theirs} in table 1. Here it is {ours}.",
+        "4,096 runs of the paper's whole grid took 905 s.",
+        "The papers report 1.0.",
+        f"| | stated by the paper | here |\n|---|---|---|\n| τ | {theirs} | {ours} |",
+        "<!-- table: x -->\n\n| Model | source | τ |\n|---|---|--:|\n|  | paper | 0.9 |\n",
+    ):
+        assert list(typed_numbers(allowed)) == [], allowed
+    for refused in (
+        f"Transformer-NFN has {ours}, in the paper 0.905.",
+        f"It has {ours} instead of the {theirs} of the paper.",
+        "From as many networks\nas in the paper, 11,000.",
+        "- **Protocol.** The paper's: 75 % of each run.",
+        "# Epoch 75, as in the paper",
+        "| | stated by the paper | here |\n|---|---|---|\n| split | 70/15/15 | 70/15/15 |",
+        "| Model | τ |\n|---|--:|\n| paper | 0.905 |",
+        "| What | Measured |\n|---|---|\n| τ | 0.9; in the paper 0.905 |",
+    ):
+        assert list(typed_numbers(refused)), refused
+
+
+def test_references_are_filled_and_unknown_ones_refused() -> None:
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "tools" / "result_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    for key, number in (
+        ("table1/statnn/0.6", "0.86"),
+        ("table3/encoder+classifier/ag_news", "0.910"),
+        ("table5/[10,10]/parameters", "17.457M"),
+        ("table7/transformer_nfn/change", "+0.003"),
+        ("mnist/networks", "15,689"),
+    ):
+        page = f"<!-- paper:{key} -->0.1<!-- /paper --> and 0.2"
+        assert tables.with_numbers(page) == f"<!-- paper:{key} -->{number}<!-- /paper --> and 0.2"
+    for key in ("table1/statnn/0.9", "table4/statnn/all", "mnist/speed", "table1", ""):
+        with pytest.raises(TransformerNFNError, match="the paper has no number"):
+            tables.quoted(key)
+
+
+def test_no_file_of_results_holds_a_row_of_the_paper() -> None:
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        for row in json.loads(path.read_text(encoding="utf-8")).get("rows", []):
+            assert "paper" not in row[:2], f"{path.name}: name the table under \"paper\" instead"
 
 
 def test_pages_are_generated_from_the_result_files() -> None:

@@ -5,22 +5,30 @@
 
 A page marks the place of a table by ``<!-- table: NAME -->`` and ``<!-- end of table -->``.
 NAME.json holds title, setting, commands, columns, rows and notes. A cell ``{{table|row|column}}``
-is taken from another table, where a row is named by its first cell.
+is taken from another table, where a row is named by its first cell. ``"paper": "table1"`` adds the
+paper's row under the rows of each model.
+
+A number of the paper is a reference, in pages and files alike: ``<!-- paper:table1/mlp/all -->``
+and ``<!-- /paper -->`` stand around it, and what is between them comes from `paper.numbers`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
+from transformer_nfn.paper.numbers import CHANGE, PAPER_TABLES, quoted
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 CELL = re.compile(r"\{\{([^|}]+)\|([^|}]+)\|([^|}]+)\}\}")
 TABLE = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n.*?<!-- end of table -->", re.DOTALL)
+PAPER = re.compile(r"<!-- paper:(?P<key>\S+) -->.*?<!-- /paper -->")
 
 
 def read(name: str) -> Any:
@@ -44,7 +52,7 @@ def render(name: str) -> str:
     table = read(name)
     marks = ["---"] * (2 if "source" in table["columns"] else 1)
     marks += ["--:"] * (len(table["columns"]) - len(marks))
-    rows = table["rows"]
+    rows = with_paper(table) if "paper" in table else table["rows"]
     if "source" in table["columns"]:  # the first cell once for all its sources
         above = ["", *(row[0] for row in rows)]
         rows = [["", *r[1:]] if r[0] == last else r for r, last in zip(rows, above, strict=False)]
@@ -59,12 +67,31 @@ def render(name: str) -> str:
     return "\n".join(lines)
 
 
-def with_tables(text: str) -> str:
-    """A page with every table written anew."""
-    return TABLE.sub(
+def with_paper(table: Any) -> list[list[str]]:
+    """The rows of a table, and after those of each model the paper's, as printed."""
+    paper = PAPER_TABLES[table["paper"]]
+    names = {label: row for row, label in paper.rows.items()}
+    columns = {label: column for column, label in paper.columns.items()}
+    columns["Largest change"] = CHANGE
+    rows: list[list[str]] = []
+    for label, group in itertools.groupby(table["rows"], key=lambda row: str(row[0])):
+        rows += group
+        found = [
+            paper.cell(names.get(label, ""), columns.get(column, ""))
+            for column in table["columns"][2:]
+        ]
+        if any(found):
+            rows.append([label, "paper", *(number.text if number else "–" for number in found)])
+    return rows
+
+
+def with_numbers(text: str) -> str:
+    """A page with every table, and every number of the paper, written anew."""
+    text = TABLE.sub(
         lambda m: f"<!-- table: {m['name']} -->\n\n{render(m['name'])}\n\n<!-- end of table -->",
         text,
     )
+    return PAPER.sub(lambda m: f"<!-- paper:{m['key']} -->{quoted(m['key'])}<!-- /paper -->", text)
 
 
 def main() -> int:
@@ -75,7 +102,7 @@ def main() -> int:
     stale = 0
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = path.read_text(encoding="utf-8")
-        new = with_tables(text)
+        new = with_numbers(text)
         if new != text:
             stale += 1
             print(f"{path.name} is out of date" if check else f"wrote {path.name}")

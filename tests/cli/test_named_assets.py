@@ -241,4 +241,4 @@ def test_commands_take_names(checkout, tmp_path, monkeypatch):
     words = ("--seeds", 1, "--json", "--out")
     trained = json.loads(tnfn("train", ZOO, "--model", "lightgbm", *words, tmp_path / "run"))
     assert trained["zoo"]["name"] == ZOO
-    assert len(json.loads(tnfn("reproduce", "table5", ZOO, *words, tmp_path / "results"))) == 3
+    assert len(json.loads(tnfn("reproduce", "table6", ZOO, *words, tmp_path / "results"))) == 3

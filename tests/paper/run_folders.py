@@ -162,21 +162,21 @@ def write_study(root: Path, networks: int = 256, seeds: int = 3) -> Path:
                 networks=networks,
                 seeds=seeds,
                 min_accuracy=None if column == "all" else float(column),
-                table={"table": "table1", "row": model, "column": column},
+                table={"table": "thresholds", "row": model, "column": column},
                 status="not enough networks: 12 above 80 %, 20 needed"
                 if (model, column) == ("mlp", "0.8")
                 else "done",
             )
         for column, bound in (("original", None), ("[-1,1]", 1.0), ("[-100,100]", 100.0)):
             write_run(
-                root / "table6" / f"{model}-{bound}",
+                root / "table7" / f"{model}-{bound}",
                 model,
                 networks=networks,
                 seeds=seeds,
                 task="ag_news",
                 augment=bound,
                 skill=1.0 if model == "transformer_nfn" or bound is None else 0.6,
-                table={"table": "table6", "row": model, "column": column},
+                table={"table": "augmentation", "row": model, "column": column},
             )
     return root
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from made_networks import parts
 
+from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.paper.cells import augmented, fill_cell
 from transformer_nfn.paper.table_text import markdown_table
 from transformer_nfn.paper.tables import reproduce, table_cells
@@ -49,10 +50,10 @@ def test_tables_have_the_papers_cells():
         "encoder+classifier",
     ]
     assert len(table_cells("table3", "mnist")) == 7
-    assert [c.options["channels"] for c in table_cells("table4", "ag_news")][-1] == [15, 15]
-    bounds = [c.bound for c in table_cells("table6", "mnist", ["mlp"])]
+    assert [c.options["channels"] for c in table_cells("table5", "ag_news")][-1] == [15, 15]
+    bounds = [c.bound for c in table_cells("table7", "mnist", ["mlp"])]
     assert bounds == [None, 0.0, 1.0, 10.0, 100.0]
-    with pytest.raises(RunError, match="there is no 'table9'"):
+    with pytest.raises(TransformerNFNError, match="there is no 'table9'"):
         table_cells("table9", "mnist")
 
 
@@ -80,11 +81,11 @@ def test_a_table_is_filled_written_and_cached(digits_zoo, tmp_path):
 
 def test_parameters_and_augmentation_tables(digits_zoo, tmp_path):
     counts = {
-        r.model: r.num_parameters for r in reproduce("table5", digits_zoo.path, tmp_path, seeds=[0])
+        r.model: r.num_parameters for r in reproduce("table6", digits_zoo.path, tmp_path, seeds=[0])
     }
     assert set(counts) == {"transformer_nfn", "mlp", "statnn"}
     assert all(n > 10_000 for n in counts.values())
-    _, twice, _, moved, _ = table_cells("table6", "digits", ["transformer_nfn"])
+    _, twice, _, moved, _ = table_cells("table7", "digits", ["transformer_nfn"])
     how = dict(seeds=[0], epochs=SHORT, percent=75, device="cpu")
     records = [fill_cell(digits_zoo.path, cell, tmp_path, **how) for cell in (twice, moved)]
     assert [r.selection["augment"] for r in records] == [0.0, 10.0]
@@ -97,7 +98,7 @@ def test_parameters_and_augmentation_tables(digits_zoo, tmp_path):
 def test_predictions_for_gU_and_U_are_compared(digits_zoo, tmp_path):
     columns = ("[-1,1]", "[-100,100]")
     models = ["transformer_nfn", "mlp", "invariant_boosting"]
-    cells = [c for c in table_cells("table6", "digits", models) if c.column in columns]
+    cells = [c for c in table_cells("table7", "digits", models) if c.column in columns]
     how = dict(seeds=[0], epochs=2, percent=75, device="cpu")
     for cell in cells:
         found = fill_cell(digits_zoo.path, cell, tmp_path, **how).summary["agreement"]
@@ -112,9 +113,9 @@ def test_predictions_for_gU_and_U_are_compared(digits_zoo, tmp_path):
         else:
             assert found["float64"] is None, "trees have one precision"
     records = [RunRecord.read(run) for run in find_runs([tmp_path])]
-    text = markdown_table("table6", records)
+    text = markdown_table("table7", records)
     assert "Transformer-NFN, predictions for gU and U: float32 max" in text
-    plain = table_cells("table6", "digits", ["statnn"])[0]
+    plain = table_cells("table7", "digits", ["statnn"])[0]
     assert "agreement" not in fill_cell(digits_zoo.path, plain, tmp_path, **how).summary
 
 
@@ -161,7 +162,7 @@ def test_ray_fills_the_same_table(digits_zoo, tmp_path):
 @pytest.mark.usefixtures("no_ray_cluster")
 def test_no_cluster_is_one_clear_error(digits_zoo, tmp_path, monkeypatch):
     def fill(**options):
-        reproduce("table5", digits_zoo.path, tmp_path, seeds=[0], engine="ray", **options)
+        reproduce("table6", digits_zoo.path, tmp_path, seeds=[0], engine="ray", **options)
 
     with pytest.raises(RunError, match=r"no Ray cluster at 10\.0\.0\.1:1"):
         fill(address="10.0.0.1:1")

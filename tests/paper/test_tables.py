@@ -2,6 +2,8 @@
 
 import pytest
 
+from tnfn_command import assert_refused
+from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.paper.numbers import PAPER_TABLES
 from transformer_nfn.paper.table_text import (
     curve_lines,
@@ -10,6 +12,7 @@ from transformer_nfn.paper.table_text import (
     mean_tau,
     table_columns,
 )
+from transformer_nfn.paper.tables import table_cells
 from transformer_nfn.prediction.runs import RunError, RunRecord
 
 
@@ -32,19 +35,84 @@ def test_numbers_of_the_paper():
         ("table1", "transformer_nfn", "all"): (0.905, 0.002),
         ("table2", "mlp", "0.4"): (0.841, 0.012),
         ("table3", "classifier", "ag_news"): (0.795, 0.008),
-        ("table4", "[15,15]", "parameters"): (38_101_000, None),
-        ("table5", "statnn", "ag_news"): (168_000, None),
-        ("table6", "statnn", "[-100,100]"): (0.771, 0.013),
+        ("table5", "[15,15]", "parameters"): (38_101_000, None),
+        ("table6", "statnn", "ag_news"): (168_000, None),
+        ("table7", "statnn", "[-100,100]"): (0.771, 0.013),
     }
     for (table, row, column), (value, error) in printed.items():
         cell = PAPER_TABLES[table].cell(row, column)
         assert (cell.value, cell.error) == (pytest.approx(value), error)
 
 
+def test_tables_have_the_numbers_of_the_paper_and_records_their_topics():
+    topics = {name: table.topic for name, table in PAPER_TABLES.items()}
+    assert topics == {
+        "table1": "thresholds",
+        "table2": "thresholds",
+        "table3": "components",
+        "table5": "channels",
+        "table6": "parameters",
+        "table7": "augmentation",
+    }
+    for name, topic in topics.items():
+        task = "ag_news" if name == "table2" else "mnist"
+        cells = table_cells(name, task, ["mlp"])
+        assert {cell.topic for cell in cells} == {topic}
+        assert all(cell.folder.startswith(f"{topic}-") for cell in cells)
+        heading = markdown_table(name, []).splitlines()[0]
+        assert heading.startswith(f"**Table {name[-1]}. ")
+
+
+def test_thresholds_stand_in_the_table_of_their_task():
+    cells = [
+        record("thresholds", "mlp", "all", tau, model="mlp", zoo=zoo_of("one", task))
+        for task, tau in (("mnist", 0.8), ("ag_news", 0.7), ("digits", 0.6))
+    ]
+    found = {
+        name: {view.zoo.split(",")[0]: view.ours["mlp", "all"].value for view in views}
+        for name in ("table1", "table2")
+        if (views := lay_out(name, cells))
+    }
+    assert found == {"table1": {"MNIST": 0.8, "Digits": 0.6}, "table2": {"AG News": 0.7}}
+    for name, task, other in (("table1", "ag_news", "table2"), ("table2", "digits", "table1")):
+        with pytest.raises(RunError, match=f"name {other}"):
+            table_cells(name, task)
+
+
+def test_the_grid_of_the_paper_names_the_table_of_the_channels(tmp_path):
+    sentence = (
+        "table 4 of the paper is the grid of its networks and has no results to reproduce; the "
+        "channels of Transformer-NFN are table5"
+    )
+    assert_refused(sentence, "reproduce", "table4", "mnist-sample", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(TransformerNFNError, match=sentence):
+        table_cells("table4", "mnist")
+
+
+@pytest.mark.parametrize("number", [1, 4, 5])
+def test_cells_under_old_numbers_are_refused_by_name(number, tmp_path):
+    folder = tmp_path / "cells" / "a-cell"
+    record(f"table{number}", "[3]", "tau").write(folder)
+    before = sorted(tmp_path.rglob("*"))
+    sentence = (
+        f"'{folder / 'run.json'}': 'table.table' expected one of thresholds, components, channels, "
+        "parameters, augmentation, learning-curve, mixed, transfer, found "
+        f"'table{number}': numbers of tables have changed, so reproduce it in a new folder"
+    )
+    for words in (
+        ("report", tmp_path, "--out", tmp_path / "report.html"),
+        ("reproduce", "table6", "mnist-sample", "--out", tmp_path),
+        ("reproduce", "figures", "mnist-sample", "--out", tmp_path),
+    ):
+        assert_refused(sentence, *words)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_markdown_has_ours_over_the_papers_and_the_best_bold():
     cells = [
-        record("table1", "transformer_nfn", "all", 0.71),
-        record("table1", "statnn", "all", 0.83, model="statnn"),
+        record("thresholds", "transformer_nfn", "all", 0.71),
+        record("thresholds", "statnn", "all", 0.83, model="statnn"),
     ]
     text = markdown_table("table1", cells)
     lines = text.splitlines()
@@ -58,15 +126,15 @@ def test_markdown_has_ours_over_the_papers_and_the_best_bold():
 
 def test_largest_change_under_augmentation():
     cells = [
-        record("table6", "mlp", column, tau)
+        record("augmentation", "mlp", column, tau)
         for column, tau in (("original", 0.8), ("[-1,1]", 0.75), ("[-10,10]", 0.78))
     ]
-    (view,) = lay_out("table6", cells)
+    (view,) = lay_out("table7", cells)
     assert view.ours["mlp", "change"].text == "−0.050"
-    assert view.paper_cell("mlp", "change").text == "−0.049"
-    assert view.paper_cell("transformer_nfn", "change").text == "+0.003"
-    assert "change" not in table_columns("table6", cells)["column"]
-    (view,) = lay_out("table6", [*cells, record("table6", "mlp", "twice", 0.82)])
+    assert view.paper.cell("mlp", "change").text == "−0.049"
+    assert view.paper.cell("transformer_nfn", "change").text == "+0.003"
+    assert "change" not in table_columns("table7", cells)["column"]
+    (view,) = lay_out("table7", [*cells, record("augmentation", "mlp", "twice", 0.82)])
     assert view.ours["mlp", "change"].text == "−0.070", "counted from as many steps"
 
 
@@ -129,8 +197,9 @@ def zoo_of(seeds, task="mnist"):
 @pytest.mark.parametrize(("table", "row"), [("table1", "mlp"), ("table3", "encoder")])
 def test_zoos_of_both_kinds_are_two_tables(table, row):
     column = "all" if table == "table1" else "mnist"
-    cells = [record(table, row, column, 0.9, zoo=zoo_of("one"))]
-    cells += [record(table, row, column, 0.3, zoo=zoo_of("each"))]
+    topic = PAPER_TABLES[table].topic
+    cells = [record(topic, row, column, 0.9, zoo=zoo_of("one"))]
+    cells += [record(topic, row, column, 0.3, zoo=zoo_of("each"))]
     views = lay_out(table, cells)
     assert [view.ours[row, column].value for view in views] == [0.9, 0.3]
     assert [view.zoo.rpartition(", ")[2] for view in views] == ["one seed for all", "a seed each"]
@@ -139,5 +208,5 @@ def test_zoos_of_both_kinds_are_two_tables(table, row):
 def test_no_records_still_give_the_papers_table():
     assert "*0.905 ± 0.002*" in markdown_table("table1", [])
     assert table_columns("table1", []) == {}
-    with pytest.raises(RunError, match="no table 'table9'"):
+    with pytest.raises(TransformerNFNError, match="there is no 'table9'"):
         markdown_table("table9", [])

@@ -80,7 +80,7 @@ def test_what_cannot_be_is_refused(tmp_path):
         ("name another zoo, whose networks are to be ranked", "transfer", "mnist-boosting"),
         ("there is no model 'mlp2'", "transfer", "mnist-sample", *to, "--models", "mlp2"),
         ("two zoos are called 'mnist-sample'", "transfer", "mnist-boosting", *to, *to),
-        ("--to is for transfer", "table5", "mnist-sample", *to),
+        ("--to is for transfer", "table6", "mnist-sample", *to),
     ):
         assert_refused(message, "reproduce", *words, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -56,7 +56,7 @@ def test_every_model_and_section_is_there(text):
 
 def test_every_caption_says_whose_seeds_the_networks_have(tmp_path):
     kind, words = "each", "a seed each"
-    table = {"table": "table1", "row": "mlp", "column": "all"}
+    table = {"table": "thresholds", "row": "mlp", "column": "all"}
     write_run(tmp_path / "a", "mlp", networks=60, zoo_seeds=kind, table=table)
     write_run(tmp_path / "b", "statnn", networks=60, zoo_seeds=kind)
     write_report([tmp_path], tmp_path / "report.html")

@@ -119,7 +119,7 @@ def narrow_and_incomplete(folder):
 
 def variants_alone(folder):
     for i, row in enumerate(("encoder", "classifier")):
-        table = {"table": "table3", "row": row, "column": "mnist"}
+        table = {"table": "components", "row": row, "column": "mnist"}
         write_run(folder / str(i), networks=60, seeds=2, table=table)
     return [folder], []
 

@@ -39,8 +39,9 @@ LIBRARIES = ("transformer_nfn.cli.app", "transformer_nfn.prediction.experiment",
 """What workers need from the start."""
 
 EXPLANATION = (
-    "One seed for all: every network starts from the same random numbers, as in the paper's zoo, "
-    "so their coordinates are aligned from birth and raw weights can be compared entry by entry. "
+    "One seed for all: every network starts from the same random numbers, as in the authors' "
+    "sweeps, so their coordinates are aligned from birth and raw weights can be compared entry by "
+    "entry. "
     "A seed each: nothing aligns them, as with networks met in the wild."
 )
 
@@ -85,8 +86,8 @@ def demo_command(
 ) -> None:
     """Build two small zoos, train all predictors, write a report.
 
-    Both zoos hold the same runs: in one they share a seed, as in the paper, in the other each has
-    its own. Everything is kept in the folder of --out; run the command again to resume.
+    Both zoos hold the same runs: in one they share a seed, as in the authors' sweeps, in the other
+    each has its own. Everything is kept in the folder of --out; run the command again to resume.
 
     [bold]Example[/bold]
 

@@ -101,9 +101,10 @@ def train_command(
     """Train a predictor of accuracy, or another target, on a zoo.
 
     The default model reads whole networks: their outputs on learned probe inputs, and invariants
-    of their weights. The paper's models are trained by its protocol: batch 16, Adam at 1e-3 with
-    warm-up and cosine, binary cross-entropy, 50 epochs. The validation part chooses the best epoch.
-    Run the same command again to resume an interrupted training.
+    of their weights. The paper's models are trained by its protocol: batch 16, Adam at 1e-3 after a
+    warm-up, binary cross-entropy, 50 epochs; after the warm-up a cosine, as in its authors' code.
+    The validation part chooses the best epoch. Run the same command again to resume an interrupted
+    training.
 
     On a mixed zoo a predictor that reads any size trains on all sizes at once, except those in
     --leave-out, such as w48-h4-d3. It reports τ per size and for the sizes left out.

@@ -99,7 +99,7 @@ def build(
         typer.Option(help="Code of a step: auto, native, torch, compiled, fused or on-chip."),
     ] = "auto",
     width: Annotated[
-        str, typer.Option(metavar="W[,W…]", help="Of the networks (32, the paper's), or several.")
+        str, typer.Option(metavar="W[,W…]", help="Of the networks (32, the authors'), or several.")
     ] = "32",
     heads: Annotated[
         str, typer.Option(metavar="H[,H…]", help="Heads of each block (2), or several.")

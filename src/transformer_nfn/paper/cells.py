@@ -44,7 +44,7 @@ class Cell:
     """One cell of a table: a model on a choice of networks.
 
     Attributes:
-        table, row, column: its place.
+        topic, row, column: its place: topic of the table, and the keys of row and column.
         model: name of the predictor.
         options: options of the model.
         min_accuracy: smallest accuracy of a network.
@@ -55,7 +55,7 @@ class Cell:
         trained: False where the cell only counts parameters.
     """
 
-    table: str
+    topic: str
     row: str
     column: str
     model: str
@@ -81,7 +81,7 @@ class Cell:
         """Name of its run folder."""
         words = f"{self.row}-{self.column}".replace("+", "-").replace(" ", "")
         safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in words)
-        return f"{self.table}-{safe}"
+        return f"{self.topic}-{safe}"
 
 
 class PartsCache:
@@ -118,7 +118,7 @@ def fill_cell(
     """Train and measure one cell, or read it if it is finished."""
     protocol = Protocol.of(cell.model, epochs)
     folder = out / "cells" / cell.folder
-    table = {"table": cell.table, "row": cell.row, "column": cell.column}
+    table = {"table": cell.topic, "row": cell.row, "column": cell.column}
     about = describe_zoo(open_task_zoo(zoo_path))
     selection = cell.selection(percent).to_json(augment=cell.bound)
     try:
@@ -197,7 +197,7 @@ def disguised(data: Dataset, bound: float, seed: int) -> Dataset:
 
     Args:
         data: the networks.
-        bound: matrix entries are uniform on ``[-bound, bound]`` (Table 6: 1, 10, 100).
+        bound: matrix entries are uniform on ``[-bound, bound]`` (Table 7: 1, 10, 100).
         seed: random seed of the elements.
     """
     assert data.block_space is not None

@@ -52,8 +52,11 @@ def check_matplotlib() -> None:
 def write_figures(zoo: Path, out: Path) -> list[Path]:
     """Draw all figures into ``OUT/figures``: of the zoo, and of the runs below ``out``."""
     folder = out / "figures"
+    runs = any(out.rglob(RUN_FILE))
+    if runs:
+        gather([out])  # runs that cannot be read are refused before anything is written
     written = accuracy_histogram(zoo, folder / "accuracies")
-    if any(out.rglob(RUN_FILE)):
+    if runs:
         written += prediction_scatter([out], folder / "predictions")
         written += tau_by_size([out], folder / "sizes")
     return written

@@ -15,10 +15,15 @@ from transformer_nfn.paper.numbers import (
     MIXED,
     MODEL_NAMES,
     PAPER_TABLES,
+    TABLE_3,
+    TABLE_5,
+    TABLE_6,
+    TRANSFER,
     model_name,
 )
 from transformer_nfn.paper.table_text import (
     TableView,
+    check_topic,
     finite,
     is_variant,
     lay_out,
@@ -38,7 +43,7 @@ from transformer_nfn.prediction.runs import (
 )
 
 # Tables whose cells change the predictor itself are never compared.
-_VARIANTS = ("table3", "table4", "table5", "transfer")
+_VARIANTS = (TABLE_3.topic, TABLE_5.topic, TABLE_6.topic, TRANSFER)
 _NEEDED = ("seed", "split", "row", "accuracy", "predicted")
 Columns = dict[str, np.ndarray]
 
@@ -173,6 +178,7 @@ def gather(folders: Iterable[Path]) -> Study:
     for folder in find_runs(list(folders)):
         record = RunRecord.read(folder)
         _check(folder, record)
+        check_topic(record, folder)
         if record.target is None:
             seen.setdefault(folder.resolve(), Run(folder, record))
     runs = list(seen.values())

@@ -1,15 +1,17 @@
 """The numbers of the paper's tables, as data, and the layout of two tables that it lacks.
 
-Tables 1 to 3 are in the experiment section, 4 to 6 in the appendix; their order is the paper's.
-A cell is text exactly as printed (``0.86 ± 0.001`` where the paper dropped a zero), parsed by
-`PaperTable.cell`.
+Tables have the paper's numbers: 1 to 3 are in the experiment section, 5 to 7 in the appendix; 4 is
+the grid of its networks and has no results. Records of runs hold the *topic* of a table, never its
+number. A cell is text exactly as printed (``0.86 ± 0.001`` where the paper dropped a zero), parsed
+by `PaperTable.cell`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.known_tasks import PAPER_TASKS, task_title
 
 MODEL_NAMES: Mapping[str, str] = {
@@ -23,7 +25,7 @@ MODEL_NAMES: Mapping[str, str] = {
     "invariant_mlp": "MLP on invariants",
     "whole_network": "Whole network",
     "probegen": "ProbeGen",
-    "hidden_probe": "HiddenProbe",
+    "hidden_probe": "After HiddenProbe",
     "neural_graph": "Neural graph",
     "statistics_linear": "Linear on statistics",
     "statistics_mlp": "MLP on statistics",
@@ -41,12 +43,30 @@ class Number:
     text: str
 
 
+CHANGE = "change"
+"""Column of table 7 that the paper lacks, see `largest_change`."""
+
+
+def largest_change(values: Sequence[float | None]) -> Number | None:
+    """Largest difference of an augmented value from the value of as many unaugmented steps."""
+    if len(values) < 2:
+        return None
+    original, twice, *others = values
+    base = original if twice is None else twice
+    changes = [value - base for value in others if value is not None and base is not None]
+    if not changes:
+        return None
+    change = max(changes, key=abs)
+    return Number(change, None, f"{change:+.3f}".replace("-", "−"))
+
+
 @dataclass(frozen=True)
 class PaperTable:
     """One table of the paper, or like the paper's.
 
     Attributes:
-        name: ``table1`` to ``table6``, ``learning-curve`` or ``mixed``, as in ``tnfn reproduce``.
+        name: ``table1`` to ``table7``, ``learning-curve`` or ``mixed``, as in ``tnfn reproduce``.
+        topic: what records of its cells are filed under.
         title: caption of the table.
         rows: key and label of each row, in order.
         columns: key and label of each column, in order.
@@ -62,6 +82,7 @@ class PaperTable:
     """
 
     name: str
+    topic: str
     title: str
     rows: Mapping[str, str]
     columns: Mapping[str, str]
@@ -80,6 +101,9 @@ class PaperTable:
 
     def cell(self, row: str, column: str) -> Number | None:
         """The paper's number, or None where it printed none."""
+        if column == CHANGE:
+            cells = [self.cell(row, other) for other in self.columns]
+            return largest_change([cell.value if cell else None for cell in cells])
         if row not in self.printed or column not in self.columns:
             return None
         text = self.printed[row][list(self.columns).index(column)]
@@ -101,10 +125,12 @@ _PAPER_MODELS = {
     for name in ("mlp", "statnn", "xgboost", "lightgbm", "random_forest", "transformer_nfn")
 }
 _THRESHOLDS = {"all": "No threshold", "0.2": "20 %", "0.4": "40 %", "0.6": "60 %", "0.8": "80 %"}
+_UNSTATED = "of four checkpoints each; which of them it reads is not stated"
 _TASKS = {name: task_title(name) for name in PAPER_TASKS}
 
 TABLE_1 = PaperTable(
     name="table1",
+    topic="thresholds",
     title="Kendall’s τ by accuracy threshold, MNIST",
     rows=_PAPER_MODELS,
     columns=_THRESHOLDS,
@@ -117,10 +143,11 @@ random_forest   | 0.772 ± 0.002 | 0.758 ± 0.004 | 0.769 ± 0.001 | 0.752 ± 0.
 transformer_nfn | 0.905 ± 0.002 | 0.899 ± 0.001 | 0.895 ± 0.001 | 0.895 ± 0.002 | 0.888 ± 0.002
 """),
     together=True,
-    zoo="15,689 networks trained on MNIST",
+    zoo=f"15,689 networks trained on MNIST, {_UNSTATED}",
 )
 TABLE_2 = PaperTable(
     name="table2",
+    topic="thresholds",
     title="Kendall’s τ by accuracy threshold, AG News",
     rows=_PAPER_MODELS,
     columns=_THRESHOLDS,
@@ -133,10 +160,11 @@ random_forest   | 0.774 ± 0.003 | 0.801 ± 0.001 | 0.797 ± 0.001 | 0.798 ± 0.
 transformer_nfn | 0.910 ± 0.001 | 0.908 ± 0.001 | 0.897 ± 0.001 | 0.896 ± 0.001 | 0.890 ± 0.001
 """),
     together=True,
-    zoo="15,949 networks trained on AG News",
+    zoo=f"15,949 networks trained on AG News, {_UNSTATED}",
 )
 TABLE_3 = PaperTable(
     name="table3",
+    topic="components",
     title="Kendall’s τ by the components that Transformer-NFN sees",
     rows={
         "encoder": "Encoder",
@@ -159,10 +187,11 @@ encoder+embedding+classifier | 0.905 ± 0.002 | -
 """),
     corner="Components",
     by_task=True,
-    zoo="15,689 networks (MNIST) and 15,949 (AG News)",
+    zoo=f"15,689 networks (MNIST) and 15,949 (AG News), {_UNSTATED}",
 )
-TABLE_4 = PaperTable(
-    name="table4",
+TABLE_5 = PaperTable(
+    name="table5",
+    topic="channels",
     title="Kendall’s τ by the channels of each equivariant layer of Transformer-NFN",
     rows={
         name: name.replace(",", ", ")
@@ -180,11 +209,12 @@ TABLE_4 = PaperTable(
 [15,15] | 0.913 ± 0.002 | 38.101M
 """),
     corner="Channels",
-    zoo="15,949 networks trained on AG News",
+    zoo=f"15,949 networks trained on AG News, {_UNSTATED}",
     note="The paper counts the parameters of the encoder alone in this table.",
 )
-TABLE_5 = PaperTable(
-    name="table5",
+TABLE_6 = PaperTable(
+    name="table6",
+    topic="parameters",
     title="Number of parameters",
     rows={name: MODEL_NAMES[name] for name in ("transformer_nfn", "mlp", "statnn")},
     columns=_TASKS,
@@ -197,8 +227,9 @@ statnn          | 0.203M | 0.168M
     by_task=True,
     zoo="networks of two blocks of width 32",
 )
-TABLE_6 = PaperTable(
-    name="table6",
+TABLE_7 = PaperTable(
+    name="table7",
+    topic="augmentation",
     title="Kendall’s τ where networks are augmented by the group action",
     rows={
         name: MODEL_NAMES[name]
@@ -219,16 +250,50 @@ mlp             | 0.879 ± 0.006 | - | 0.830 ± 0.002 | 0.833 ± 0.002 | 0.833 �
 statnn          | 0.841 ± 0.002 | - | 0.793 ± 0.003 | 0.791 ± 0.003 | 0.771 ± 0.013
 transformer_nfn | 0.910 ± 0.001 | - | 0.912 ± 0.001 | 0.912 ± 0.002 | 0.913 ± 0.001
 """),
-    zoo="15,949 networks trained on AG News",
+    zoo=f"15,949 networks trained on AG News, {_UNSTATED}",
     note="Augmented parts hold every network twice, so training takes twice the steps; the second "
     "column gives each network twice as it is, and changes are counted from there.",
 )
 PAPER_TABLES: Mapping[str, PaperTable] = {
-    table.name: table for table in (TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6)
+    table.name: table for table in (TABLE_1, TABLE_2, TABLE_3, TABLE_5, TABLE_6, TABLE_7)
 }
+STATED: Mapping[str, str] = {
+    # Section 6 and appendix "Additional Dataset Details".
+    "mnist/networks": "15,689",
+    "ag_news/networks": "15,949",
+    "mnist/checkpoints": "62,756",
+    "ag_news/checkpoints": "63,796",
+    "grid/configurations": "16,000",
+    "grid/each-category": "8,000",
+    "zoo/epochs": "100",
+    "zoo/recorded": "50, 75, 100",
+    # What is missing to 16,000: "we eliminate any runs that crash".
+    "mnist/crashed": "311",
+    "ag_news/crashed": "51",
+    # Appendix "Additional Experimental Details".
+    "predictor/seeds": "5",
+    "predictor/epochs": "50",
+    "predictor/batch": "16",
+    "predictor/rate": "1e-3",
+    "predictor/warm-up": "10",
+    "nfn/channels": "10",
+    "nfn/output": "10",
+    "mlp/neurons": "50",
+    "statnn/neurons": "256",
+    "statnn/embedding": "64",
+    "trees/depth": "10",
+    "trees/child": "50",
+    "trees/leaves": "256",
+    "augmentation/folds": "2",
+    "augmentation/ranges": "[−1, 1], [−10, 10] and [−100, 100]",
+    "blocks/number": "two",
+    "blocks/heads": "two",
+}
+"""What the text of the paper states in numbers."""
 # Rows and columns are those of the zoo: its models, and as many numbers of networks as it has.
 LEARNING_CURVE = PaperTable(
     name="learning-curve",
+    topic="learning-curve",
     title="Kendall’s τ by number of networks to train on",
     rows={},
     columns={},
@@ -243,6 +308,7 @@ TESTED, TESTED_LEFT_OUT, HELD = "networks", "left_out_networks", "coverage"
 
 MIXED = PaperTable(
     name="mixed",
+    topic="mixed",
     title="Kendall’s τ on each kind of a mixed zoo, of one predictor over all of them",
     rows={},
     columns={
@@ -259,6 +325,56 @@ MIXED = PaperTable(
     note="A kind left out of training is tested on with all its networks, and its intervals are "
     "the widened ones that tnfn predict gives for sizes never seen.",
 )
+ALL_TABLES: Mapping[str, PaperTable] = {
+    **PAPER_TABLES, LEARNING_CURVE.name: LEARNING_CURVE, MIXED.name: MIXED
+}  # fmt: skip
+TRANSFER = "transfer"
+"""Topic and file name of the table of `paper.transfer`, which is laid out there."""
+TOPICS = (*dict.fromkeys(table.topic for table in ALL_TABLES.values()), TRANSFER)
+
+
+def table_named(name: str) -> PaperTable:
+    """The table that ``tnfn reproduce`` calls by this name."""
+    if name not in ALL_TABLES:
+        raise no_table(name, ALL_TABLES)
+    return ALL_TABLES[name]
+
+
+def no_table(name: str, known: Iterable[str]) -> TransformerNFNError:
+    """The error about a name that is not among the known ones."""
+    if name == "table4":
+        return TransformerNFNError(
+            "table 4 of the paper is the grid of its networks and has no results to reproduce; "
+            f"the channels of Transformer-NFN are {TABLE_5.name}"
+        )
+    return TransformerNFNError(f"there is no '{name}' to reproduce; there are {', '.join(known)}")
+
+
+def table_of(topic: str, task: str | None) -> PaperTable | None:
+    """The table in which a record stands; thresholds are table 2 for networks on AG News.
+
+    >>> table_of("thresholds", "ag_news").heading, table_of("channels", "mnist").heading
+    ('Table 2', 'Table 5')
+    """
+    if topic == TABLE_2.topic:
+        return TABLE_2 if task == "ag_news" else TABLE_1
+    return next((table for table in ALL_TABLES.values() if table.topic == topic), None)
+
+
+def quoted(key: str) -> str:
+    """The number of the paper under a key: of `STATED`, or ``table1/mlp/all`` without its error.
+
+    >>> quoted("table1/mlp/all"), quoted("mnist/networks")
+    ('0.866', '15,689')
+    """
+    if key in STATED:
+        return STATED[key]
+    name, _, place = key.partition("/")
+    row, _, column = place.rpartition("/")
+    number = PAPER_TABLES[name].cell(row, column) if name in PAPER_TABLES else None
+    if number is None:
+        raise TransformerNFNError(f"the paper has no number '{key}'")
+    return number.text.partition(" ± ")[0]
 
 
 def model_name(model: str) -> str:

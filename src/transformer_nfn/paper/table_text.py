@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,26 +12,27 @@ import numpy as np
 from transformer_nfn.known_tasks import seeds_text, task_title
 from transformer_nfn.paper.numbers import (
     ALL_KINDS,
+    CHANGE,
     HELD,
     LEARNING_CURVE,
     LEFT_OUT,
     MIXED,
     MODEL_NAMES,
-    PAPER_TABLES,
+    TABLE_5,
+    TABLE_7,
     TESTED,
     TESTED_LEFT_OUT,
+    TOPICS,
     WHOLE,
     WITHIN,
-    Number,
     PaperTable,
+    largest_change,
     model_name,
+    table_named,
+    table_of,
 )
-from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RunError, RunRecord
+from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RUN_FILE, RunError, RunRecord
 
-ALL_TABLES: Mapping[str, PaperTable] = {
-    **PAPER_TABLES, LEARNING_CURVE.name: LEARNING_CURVE, MIXED.name: MIXED
-}  # fmt: skip
-CHANGE = "change"
 ALL_NETWORKS = "all"
 SEEDS_TOGETHER = "seeds together"
 _NOTHING = "–"
@@ -67,13 +69,6 @@ class TableView:
     rows: dict[str, str]
     columns: dict[str, str]
     ours: dict[tuple[str, str], OurCell] = field(default_factory=dict)
-
-    def paper_cell(self, row: str, column: str) -> Number | None:
-        """The paper's number; the largest change is computed from its cells."""
-        if column != CHANGE:
-            return self.paper.cell(row, column)
-        cells = [self.paper.cell(row, other) for other in self.paper.columns]
-        return _largest_change([cell.value if cell else None for cell in cells])
 
     def best(self, column: str) -> set[str]:
         """Rows with the highest τ of the column, as printed."""
@@ -116,18 +111,27 @@ class TableView:
         return found
 
 
+def check_topic(record: RunRecord, folder: Path) -> None:
+    """Reject the cell of a table that is filed under no topic, such as under an old number."""
+    topic = None if record.table is None else record.table.get("table")
+    if record.table is not None and topic not in TOPICS:
+        raise RunError(
+            f"'{folder / RUN_FILE}': 'table.table' expected one of {', '.join(TOPICS)}, found "
+            f"{topic!r}: numbers of tables have changed, so reproduce it in a new folder"
+        )
+
+
 def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
     """Sort the records of one table into its cells; one table per zoo, unless columns are tasks.
 
     Zoos with one seed for all and with a seed each never share a table of τ. Where two records
     claim one cell, the later one is shown.
     """
-    if name not in ALL_TABLES:
-        raise RunError(f"there is no table '{name}', only {', '.join(ALL_TABLES)}")
-    paper = ALL_TABLES[name]
+    paper = table_named(name)
     views: dict[str, TableView] = {}
     for record in records:
-        if record.table is None or record.table.get("table") != name:
+        topic = str((record.table or {}).get("table"))
+        if table_of(topic, record.zoo.get("task")) is not paper:
             continue
         zoo = zoo_label(record)
         if paper.by_task:
@@ -141,7 +145,7 @@ def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
         if paper.by_task:
             labels = dict.fromkeys(zoo_label(cell.record) for cell in view.ours.values())
             view.zoo = "; ".join(labels)
-        if name == "table6":
+        if paper is TABLE_7:
             _add_changes(view)
         elif name == LEARNING_CURVE.name:
             _arrange_curve(view)
@@ -219,9 +223,9 @@ def table_columns(name: str, records: list[RunRecord]) -> dict[str, list[Any]]:
         for (row, column), cell in view.ours.items():
             if column == CHANGE:
                 continue
-            record, paper = cell.record, view.paper_cell(row, column)
+            record, paper = cell.record, view.paper.cell(row, column)
             entry: dict[str, Any] = {
-                "table": name,
+                "table": view.paper.topic,
                 "task": record.zoo.get("task"),
                 "zoo": record.zoo.get("name"),
                 "zoo_seeds": zoo_seeds(record),
@@ -240,7 +244,7 @@ def table_columns(name: str, records: list[RunRecord]) -> dict[str, list[Any]]:
                 **{part: record.selection.get(part) for part in ("train", "val", "test")},
                 "status": record.status,
             }
-            if name == "table6":
+            if view.paper is TABLE_7:
                 apart = _agreement(record)
                 entry |= {f"agreement_{d}": apart.get(d) for d in ("float32", "float64")}
             for key, value in entry.items():
@@ -261,7 +265,7 @@ def _cells_of(paper: PaperTable, record: RunRecord) -> list[tuple[str, str, OurC
     tau = OurCell(record, *mean_tau(record), mean_text(*mean_tau(record)))
     count = record.num_parameters
     size = OurCell(record, count, None, _NOTHING if count is None else f"{count:,}")
-    if paper.name == "table4":
+    if paper is TABLE_5:
         return [(row, "tau", tau), (row, "parameters", size)]
     return [(row, column, size if paper.quantity == "parameters" else tau)]
 
@@ -299,7 +303,7 @@ def _add_changes(view: TableView) -> None:
     view.columns[CHANGE] = "Largest change"
     for row in view.rows:
         cells = [view.ours.get((row, column)) for column in view.paper.columns]
-        change = _largest_change([cell.value if cell else None for cell in cells])
+        change = largest_change([cell.value if cell else None for cell in cells])
         known = next((cell for cell in cells if cell), None)
         if change is not None and known is not None:
             view.ours[row, CHANGE] = OurCell(known.record, change.value, None, change.text)
@@ -320,17 +324,6 @@ def _arrange_curve(view: TableView) -> None:
             view.columns[column] = f"All {train:,}"
 
 
-def _largest_change(values: list[float | None]) -> Number | None:
-    """Largest difference of an augmented value from the value of as many unaugmented steps."""
-    original, twice, *others = values
-    base = original if twice is None else twice
-    changes = [value - base for value in others if value is not None and base is not None]
-    if not changes:
-        return None
-    change = max(changes, key=abs)
-    return Number(change, None, f"{change:+.3f}".replace("-", "−"))
-
-
 def _markdown(view: TableView) -> str:
     paper = view.paper
     zoo = f" Here: {view.zoo}." if view.zoo else ""
@@ -348,7 +341,7 @@ def _markdown(view: TableView) -> str:
         for column in view.columns:
             text = _short(view.ours.get((row, column)))
             ours.append(f"**{text}**" if row in view.best(column) else text)
-            printed = view.paper_cell(row, column)
+            printed = view.paper.cell(row, column)
             theirs.append(f"*{printed.text}*" if printed else _NOTHING)
         lines.append("| " + " | ".join(ours) + " |")
         if together := view.together(row):
@@ -407,7 +400,7 @@ def kind_records(record: RunRecord) -> Iterator[tuple[str, str, RunRecord]]:
 def is_variant(record: RunRecord) -> bool:
     """Whether a run of the mixed table is not the full model on all sizes."""
     table = record.table or {}
-    return table.get("table") == MIXED.name and table.get("column") != WHOLE
+    return table.get("table") == MIXED.topic and table.get("column") != WHOLE
 
 
 def _of_kind(record: RunRecord, figures: Mapping[str, Any]) -> RunRecord:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_nfn.io.files import write_parquet, write_text
-from transformer_nfn.known_tasks import KNOWN_TASKS
+from transformer_nfn.known_tasks import KNOWN_TASKS, task_title
 from transformer_nfn.paper.cells import Cell, PartsCache, fill_cell, fill_cells_on_ray
 from transformer_nfn.paper.numbers import (
     ALL_KINDS,
@@ -16,24 +16,28 @@ from transformer_nfn.paper.numbers import (
     LEARNING_CURVE,
     LEFT_OUT,
     MIXED,
+    TABLE_1,
+    TABLE_2,
     TABLE_3,
-    TABLE_4,
+    TABLE_5,
     TABLE_6,
+    TABLE_7,
     WHOLE,
+    table_named,
+    table_of,
 )
 from transformer_nfn.paper.table_text import (
     ALL_NETWORKS,
-    ALL_TABLES,
+    check_topic,
     markdown_table,
     table_columns,
 )
 from transformer_nfn.prediction.data import PERCENT, count_training
 from transformer_nfn.prediction.predictors import PAPER_MODELS
-from transformer_nfn.prediction.runs import RunError, RunRecord
+from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
 
 THRESHOLDS = {"all": 0.0, "0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8}
 EXTRA_MODELS = ("invariant_boosting", "invariant_mlp", "whole_network")
-TABLES = tuple(ALL_TABLES)
 SMALLEST = 64
 """Fewest training networks of a learning curve."""
 
@@ -51,6 +55,7 @@ def zoo_cells(
     """The cells of a table for a zoo; see `table_cells` and `mixed_cells`."""
     from transformer_nfn.zoo import MixedZoo, Zoo
 
+    table_named(name)
     if name == MIXED.name:
         weights = {n: zoo.sizes.num_weights for n, zoo in MixedZoo.open(zoo_path).zoos.items()}
         return mixed_cells(kinds_to_leave_out(weights, leave_out))
@@ -61,11 +66,11 @@ def zoo_cells(
 
 def mixed_cells(leave_out: Iterable[str]) -> list[Cell]:
     """The cells of the table of a mixed zoo: all sizes, invariants alone, and sizes left out."""
-    name, model = MIXED.name, "whole_network"
+    topic, model = MIXED.topic, "whole_network"
     return [
-        Cell(name, ALL_KINDS, WHOLE, model),
-        Cell(name, ALL_KINDS, INVARIANTS, model, {"probes": 0}),
-        *(Cell(name, kind, LEFT_OUT, model, leave_out=(kind,)) for kind in leave_out),
+        Cell(topic, ALL_KINDS, WHOLE, model),
+        Cell(topic, ALL_KINDS, INVARIANTS, model, {"probes": 0}),
+        *(Cell(topic, kind, LEFT_OUT, model, leave_out=(kind,)) for kind in leave_out),
     ]
 
 
@@ -79,50 +84,56 @@ def table_cells(
     """The cells of a table for a zoo of this task.
 
     Args:
-        name: ``table1`` to ``table6``, or ``learning-curve``.
+        name: ``table1`` and on, as the paper numbers them, or ``learning-curve``.
         task: task of the zoo; networks on text have no embedding.
-        models: which predictors (tables 1, 2 and 6, learning curve); the paper's six and our three
+        models: which predictors (tables 1, 2 and 7, learning curve); the paper's six and our three
             by default.
         train: number of training networks of the zoo (learning curve).
         sizes: numbers of networks in place of 64, 128, … and all (learning curve).
     """
+    table = table_named(name)
+    home = table_of(table.topic, task) or table
+    if home is not table:
+        raise RunError(
+            f"{name} is '{table.title}', and the zoo has networks on {task_title(task)}: name "
+            f"{home.name}"
+        )
+    topic = table.topic
     chosen = tuple(models) if models is not None else (*PAPER_MODELS, *EXTRA_MODELS)
     text = task in KNOWN_TASKS and not KNOWN_TASKS[task].patch
-    if name in ("table1", "table2"):
+    if table in (TABLE_1, TABLE_2):
         return [
-            Cell(name, model, column, model, min_accuracy=least)
+            Cell(topic, model, column, model, min_accuracy=least)
             for column, least in THRESHOLDS.items()
             for model in chosen
         ]
-    if name == "table3":
+    if table is TABLE_3:
         rows = [row for row in TABLE_3.rows if not (text and "embedding" in row)]
         return [
-            Cell(name, row, task, "transformer_nfn", {"components": row.split("+")}) for row in rows
+            Cell(topic, row, task, "transformer_nfn", {"components": row.split("+")})
+            for row in rows
         ]
-    if name == "table4":
+    if table is TABLE_5:
         return [
-            Cell(name, row, "tau", "transformer_nfn", {"channels": json.loads(row)})
-            for row in TABLE_4.rows
+            Cell(topic, row, "tau", "transformer_nfn", {"channels": json.loads(row)})
+            for row in table.rows
         ]
-    if name == "table5":
-        return [
-            Cell(name, model, task, model, trained=False)
-            for model in ("transformer_nfn", "mlp", "statnn")
-        ]
-    if name == "table6":
+    if table is TABLE_6:
+        return [Cell(topic, model, task, model, trained=False) for model in table.rows]
+    if table is TABLE_7:
         bounds = [None, 0.0, 1.0, 10.0, 100.0]
         return [
-            Cell(name, model, column, model, bound=bound)
-            for column, bound in zip(TABLE_6.columns, bounds, strict=True)
+            Cell(topic, model, column, model, bound=bound)
+            for column, bound in zip(table.columns, bounds, strict=True)
             for model in chosen
         ]
-    if name == LEARNING_CURVE.name:
+    if table is LEARNING_CURVE:
         return [
-            Cell(name, model, column, model, max_train=size)
+            Cell(topic, model, column, model, max_train=size)
             for column, size in curve_sizes(train, sizes).items()
             for model in chosen
         ]
-    raise RunError(f"there is no '{name}'; there are {', '.join(TABLES)}")
+    raise RunError(f"'{name}' has the cells of a mixed zoo, see mixed_cells")
 
 
 def curve_sizes(train: int, only: Sequence[int] | None = None) -> dict[str, int | None]:
@@ -210,6 +221,8 @@ def reproduce(
         address: address of the Ray cluster; None starts one here.
     """
     cells = zoo_cells(name, zoo_path, models, percent, sizes, leave_out)
+    for path in sorted(out.glob(f"cells/*/{RUN_FILE}")):
+        check_topic(RunRecord.read(path.parent), path.parent)
     how: dict[str, Any] = dict(seeds=seeds, epochs=epochs, percent=percent, device=device)
     if engine == "ray":
         records = fill_cells_on_ray(

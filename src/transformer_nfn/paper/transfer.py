@@ -16,7 +16,7 @@ import torch
 from transformer_nfn.io.files import write_parquet, write_text
 from transformer_nfn.models import Network, WholeNetwork
 from transformer_nfn.models.whole_network.probes import MAX_TOKENS
-from transformer_nfn.paper.numbers import model_name
+from transformer_nfn.paper.numbers import TRANSFER, model_name
 from transformer_nfn.paper.table_text import SEEDS_TOGETHER, mean_text, zoo_label
 from transformer_nfn.paper.tables import EXTRA_MODELS
 from transformer_nfn.prediction.data import (
@@ -44,7 +44,7 @@ from transformer_nfn.prediction.training_set import TrainingDigests
 from transformer_nfn.prediction.uncertainty import TrainedSizes
 from transformer_nfn.zoo import NetworkSizes, Zoo
 
-NAME = "transfer"
+NAME = TRANSFER
 FEWEST = 2
 
 

@@ -25,7 +25,7 @@ from transformer_nfn.zoo.damage import Damage, damages
 FRACTIONS = (0.7, 0.15, 0.15)
 """Of the training, validation and test part."""
 PERCENT = 75
-"""The paper's checkpoint: epoch 75 of 100."""
+"""Epoch 75 of 100, which the authors' code reads; the paper names none."""
 MIN_NETWORKS = 16
 MIN_DAMAGED = 20
 BATCH = 256

@@ -83,7 +83,8 @@ class RunRecord:
             (`transformer_nfn.prediction.uncertainty`).
         num_parameters: of the predictor, None for trees.
         status: ``done``, or why there is no result (``not enough networks: …``).
-        table: ``table, row, column`` of the paper's table that this run fills, if any.
+        table: cell that this run fills, if any: topic of the ``table`` (`paper.numbers.TOPICS`),
+            ``row`` and ``column``.
         target: what is predicted, `transformer_nfn.prediction.target.Target.to_json`; None for the
             test accuracy. For classes, seeds and summary have ``accuracy, auroc,
             calibration_error`` and the folder holds a run for each class, ``class-0`` and on.

@@ -1,4 +1,4 @@
-"""Training protocol of the paper, and training strategies of the models."""
+"""Training protocol of the paper and its authors' code, and training strategies of the models."""
 
 from __future__ import annotations
 

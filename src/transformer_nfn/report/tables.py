@@ -203,7 +203,7 @@ def paper_table(key: str, view: TableView) -> str:
     for i, (row, label) in enumerate(view.rows.items()):
         cells = []
         for j, column in enumerate(view.columns):
-            ours, printed = view.ours.get((row, column)), view.paper_cell(row, column)
+            ours, printed = view.ours.get((row, column)), view.paper.cell(row, column)
             theirs = f'<span class="paper">{escape(printed.text)}</span>' if printed else ""
             empty = ours is None and not printed
             text = _our_text(f"{key}.r{i}.c{j}", ours, row in view.best(column)) + theirs

@@ -317,7 +317,7 @@ class Group:
             device: of the element; the generator's device by default.
             max_condition: matrices with a larger condition number are redrawn; None for no limit.
             entries: matrix entries uniform on ``(low, high)``, as in the paper's augmentation
-                (Table 6); standard normal by default.
+                (Table 7); standard normal by default.
             condition: prescribed condition number of every matrix, ``X diag(s) Y`` with random
                 orthogonal X and Y; nothing is redrawn, so large ones cost no more.
 

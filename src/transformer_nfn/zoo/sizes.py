@@ -25,7 +25,7 @@ _NAME = re.compile(r"w(\d{1,9})-h(\d{1,9})-d(\d{1,9})")
 
 @dataclass(frozen=True, order=True)
 class SizeGroup:
-    """Width, heads and depth of networks; the paper's by default. MLPs have ``2·width`` neurons.
+    """Width, heads and depth of networks; the authors' by default. MLPs have ``2·width`` neurons.
 
     Attributes:
         width: D, even because sinusoidal positions come in pairs.
@@ -64,7 +64,7 @@ class SizeGroup:
 
     @property
     def neurons(self) -> int:
-        """Neurons of each MLP: twice the width, as in the paper."""
+        """Neurons of each MLP: twice the width, as in the authors' code."""
         return 2 * self.width
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class SizeGroup:
 
 
 PAPER = SizeGroup()
-"""Sizes of all networks of the paper."""
+"""Sizes of all networks of the paper's authors, who state the width in their code alone."""
 
 
 def size_groups(

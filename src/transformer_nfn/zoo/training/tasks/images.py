@@ -184,7 +184,8 @@ def image_task(
 def digits(held: float | None, samples: int | None) -> ImageTask:
     """The 1,797 digits of scikit-learn, 8×8 in 2×2 patches; 400 fixed ones are for testing.
 
-    The batch size is 16, because the paper's 128 would give too few steps, and there is no crop.
+    The batch size is 16, because 128 as in the authors' code would give too few steps, and there
+    is no crop.
     """
     with needs_extra(DataError, "scikit-learn", "zoo", "the task 'digits'"):
         from sklearn.datasets import load_digits
