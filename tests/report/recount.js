@@ -329,7 +329,9 @@
             title: nameOf(zoo, row.n), numbers: [100 * row.truth,
               whose, 100 * row.said,
               ...(hasInterval(row) ? [100 * row.low, 100 * row.high] : []),
-              ...(zoo.networks.run[row.n] === null ? [] : [Number(zoo.networks.run[row.n])]),
+              // Of a mixed zoo the name of a run has that of its size in front.
+              ...(zoo.networks.run[row.n] === null ? []
+                : [Number(String(zoo.networks.run[row.n]).split("/").pop())]),
               ...Object.entries(zoo.networks.settings).filter(([field]) => field !== "optimizer")
                 .map(([, values]) => values[row.n])].filter((value) => value !== null) })) };
       }) });
