@@ -194,6 +194,10 @@ BROKEN = {
     "huge bounds": (
         lambda run: set_predictions(run, low=lambda x: 0 * x + 1e300), "in column 'low', found"
     ),
+    "a target of no kind": (
+        lambda run: set_record(run, target={"column": "accuracy", "kind": "grade"}),
+        r"run\.json.*'kind' expected share, number or class",
+    ),
     "a log that is no text": (
         lambda run: (run / "log.jsonl").write_bytes(b"\xff\xfe"), r"log\.jsonl' is not readable"
     ),

@@ -102,7 +102,7 @@ def result_table(records: list[RunRecord], title: str) -> Table:
         if record.status != "done":
             table.add_row(record.model, record.status)
             continue
-        s, target = record.summary, Target(**(record.target or {}))
+        s, target = record.summary, Target.from_json(record.target, "the run's record")
         table.add_row(
             record.model,
             plus_minus(s["tau"], s["tau_se"]) + _together_text(record),

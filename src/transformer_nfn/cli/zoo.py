@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -215,13 +214,8 @@ def rows(
     for option, bound in (("--min-accuracy", min_accuracy), ("--max-accuracy", max_accuracy)):
         if bound is not None and not 0 <= bound <= 1:
             raise TransformerNFNError(f"{option} must lie between 0 and 1, found {bound}")
-    wanted: dict[str, list[Any]] = {
-        column: [value for value in values if value is not None]
-        for column, values in (
-            ("run", run or []), ("optimizer", [optimizer]), ("percent", [percent]),
-            ("epoch", [epoch]),
-        )
-    }  # fmt: skip
+    filters = {"run": run or (), "optimizer": [optimizer], "percent": [percent], "epoch": [epoch]}
+    wanted = {column: [v for v in values if v is not None] for column, values in filters.items()}
     if isinstance(opened, ModelZoo):
         from transformer_nfn.cli.own_networks import list_rows, matching_rows
 
@@ -235,10 +229,10 @@ def rows(
         else {path: opened}
     )
     for column, accepted in wanted.items():
-        # One checkpoint may count as several percents.
-        absent = [v for v in accepted if column != "percent" or not _at_percent(zoos, v)]
-        held = {value for zoo in zoos.values() for value in zoo.table[column].tolist()}
-        check_values(path, column, held - {0}, absent)
+        held = {value for zoo in zoos.values() for value in zoo.table[column].tolist()} - {0}
+        if percent is not None and column == "percent":  # a checkpoint may count as several
+            held |= {percent for zoo in zoos.values() if len(zoo.select(percent=percent))}
+        check_values(path, column, held, accepted)
     records = []
     for name, zoo in zoos.items():
         selected = zoo.select(
@@ -477,11 +471,6 @@ def damage(
     typer.echo(f"{out}: {summary['checkpoints']} damaged networks of {summary['runs']} runs")
     for name, accuracy in summary["by_damage"].items():
         typer.echo(f"  {name}: {accuracy['count']}, test accuracy {_accuracies(accuracy)}")
-
-
-def _at_percent(zoos: Mapping[str, Zoo], percent: int) -> bool:
-    """Whether any network is the checkpoint at ``percent`` of its run."""
-    return any(len(zoo.select(percent=percent)) for zoo in zoos.values())
 
 
 def _whole_numbers(text: str, option: str) -> list[int]:

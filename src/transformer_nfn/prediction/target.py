@@ -156,7 +156,7 @@ class Target:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return asdict(self)
+        return {**asdict(self), "classes": [*self.classes]}
 
     @staticmethod
     def from_json(data: Mapping[str, Any] | None, where: str) -> Target:

@@ -19,7 +19,14 @@ from transformer_nfn.paper.table_text import (
     zoo_size,
 )
 from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RunRecord
-from transformer_nfn.report.held_out import MILLION, HeldOut, NamedZoo, SeedPart, TestedModel
+from transformer_nfn.report.held_out import (
+    MILLION,
+    HeldOut,
+    NamedZoo,
+    SeedPart,
+    TestedModel,
+    plain,
+)
 from transformer_nfn.report.number_text import network_name
 
 BINS = 20
@@ -116,15 +123,6 @@ def number(value: Any, digits: int = 5) -> float | None:
     """A finite number, rounded; None for anything else."""
     known = finite(value)
     return None if known is None else round(known, digits)
-
-
-def plain(value: Any) -> Any:
-    """A value of a configuration as JSON has it."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    return value if value is None or isinstance(value, int | str) else str(value)
 
 
 def _model(run: Run) -> dict[str, Any]:

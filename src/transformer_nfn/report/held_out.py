@@ -221,7 +221,7 @@ class _Gathered:
                 self._place.append(place)
                 self._run.append(run)
                 for name, column in self._configuration.items():
-                    column.append(_known(part[name][i]))
+                    column.append(plain(part[name][i]))
             elif self._place[index] != place:
                 self._place[index] = None
             out[i] = index
@@ -249,12 +249,13 @@ def _identical(accuracy: np.ndarray) -> list[float]:
     return rounded
 
 
-def _known(value: Any) -> Any:
-    """A setting as JSON has it; None where an imported zoo does not know it."""
-    plain = value.item() if isinstance(value, np.generic) else value
-    if plain == "" or (isinstance(plain, float) and not np.isfinite(plain)):
+def plain(value: Any) -> Any:
+    """A value of a configuration as JSON has it; None where an imported zoo does not know it."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value == "" or (isinstance(value, float) and not np.isfinite(value)):
         return None
-    return plain if plain is None or isinstance(plain, int | float | str) else str(plain)
+    return value if value is None or isinstance(value, int | float | str) else str(value)
 
 
 @dataclass(frozen=True)
