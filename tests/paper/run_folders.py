@@ -64,6 +64,7 @@ def write_run(
     name: str | None = None,
     zoo_seeds: str | None = None,
     same_parts: bool = False,
+    reach: float = 2.2,
 ) -> Path:
     """Writes one run folder and returns it.
 
@@ -71,6 +72,7 @@ def write_run(
         zoo_seeds: what the record says of the zoo's seeds; None for a record older than that.
         same_parts: whether every seed tests the same networks, as training has it; then the
             record has τ of their mean.
+        reach: half the width of intervals, in units of the typical error.
     """
     noise, parameters = MODELS.get(model, (0.1, None))
     zoo = make_zoo(networks)
@@ -92,8 +94,8 @@ def write_run(
                 "split": np.full(len(part), split),
                 "row": part,
                 "predicted": predicted,
-                "low": np.clip(predicted - 2.2 * noise, 0, 1),
-                "high": np.clip(predicted + 2.2 * noise, 0, 1),
+                "low": np.clip(predicted - reach * noise, 0, 1),
+                "high": np.clip(predicted + reach * noise, 0, 1),
                 **chosen,
             }
             for key, values in columns.items():
@@ -132,6 +134,7 @@ def write_run(
             "tau": float(np.mean(taus)),
             "tau_se": float(np.std(taus, ddof=1) / len(taus) ** 0.5) if len(taus) > 1 else None,
             **{key: float(np.mean([s[key] for s in summary])) for key in ("r2", "mae", "coverage")},
+            "level": 0.9,
             **mean,
         },
         num_parameters=parameters,

@@ -52,6 +52,7 @@ def test_a_number_is_learned_and_predicted_for_files_and_rows(zoo: Path, tmp_pat
     words = ["--target", "strength", "--seeds", 2, "--out", out]
     record = as_json("train", zoo, *words, "--model", "invariant_mlp")
     assert record["zoo"]["families"] == {"llama": NETWORKS}
+    assert record["selection"]["percent"] is None, "such networks have no known checkpoints"
     assert record["summary"]["tau"] > 0.5
     disguised = tmp_path / "other"
     printed("disguise", f"{zoo}#3", "--out", disguised)
@@ -94,6 +95,7 @@ def test_what_does_not_fit_is_one_sentence(zoo: Path, tmp_path: Path) -> None:
     assert_refused("'note' is unknown for 1 of 40 networks, such as row 9", *words, "note")
     assert_refused("'label' is 'run-0' for one network only: a class needs two", *words, "label")
     assert_refused("train whole_network, ", *words, "kind", "--model", "transformer_nfn")
+    assert_refused("and --min-accuracy", *words, "strength", "--min-accuracy", 0.5)
     few = ModelZoo.create(tmp_path / "few")
     few.add(write_example_checkpoint(tmp_path / "one"), loss=1.0)
     assert_refused("has 1, 16 are needed", "train", few.path, "--target", "loss", "--out", out)

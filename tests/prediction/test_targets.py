@@ -27,6 +27,27 @@ def test_the_kind_of_a_target_is_read_from_its_values() -> None:
     assert Target.of("poisoned", np.array([True, False] * 2)).outputs == ("True",)
 
 
+def test_an_accuracy_is_a_share_by_its_name_and_values() -> None:
+    """Whatever it spans: not a logarithm, and never predicted above 1."""
+    source = np.random.default_rng(0)
+    for column in ("accuracy", "valAcc", "test_top1_accuracy", "acc@1"):
+        for low, high in ((0.0, 1.0), (1e-3, 0.8), (0.97, 0.99), (0.5, 0.5 + 1e-6)):
+            values = source.uniform(low, high, 40)
+            target = Target.of(column, values)
+            assert target.is_accuracy
+            assert target.kind == "share"
+            encoded = target.encode(values)
+            assert target.in_unit(target.decode(encoded)) == pytest.approx(values, abs=1e-9)
+            assert float(np.ptp(encoded)) > 0.05, "differences are not lost"
+            assert target.clip(np.array([1.2])) == 1
+            assert Target.from_json(target.to_json() | {"classes": []}, "run.json") == target
+        assert not Target.of(column, 100 * source.random(40)).is_accuracy, "in percent"
+    for column in ("loss", "access", "error", "train_fraction"):
+        assert not Target.of(column, source.random(40)).is_accuracy
+    assert not Target.of("accuracy", np.array(["low", "high"] * 2, dtype=object)).is_accuracy
+    assert Target().is_accuracy
+
+
 @pytest.mark.parametrize("values", [[-3.0, 0.5, 40.0], [1e-5, 1e-3, 2.0]])
 def test_numbers_survive_the_way_to_the_unit_interval_and_back(values: list[float]) -> None:
     numbers = np.array(values)

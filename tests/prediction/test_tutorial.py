@@ -17,8 +17,9 @@ def test_the_tutorial_on_own_networks(tmp_path: Path, monkeypatch: pytest.Monkey
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(compile(code, str(PAGE), "exec"), {})
     commands = re.findall(r"^\$ tnfn (.*)$", page, re.MULTILINE)
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         printed(*command.split())
+    assert "runs/optimizer (optimizer)" in Path("report.html").read_text(encoding="utf-8")
     assert as_json("evaluate", "runs/accuracy")["summary"]["r2"] > 0.3
     assert as_json("evaluate", "runs/optimizer")["summary"]["auroc"] > 0.8

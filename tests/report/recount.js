@@ -82,11 +82,12 @@
   const share = (rows, test) => 100 * (rows.filter(test).length / rows.length);
 
   const groupsOf = (zoo, test) => {
-    const names = new Set(known(test.map((n) => zoo.networks.optimizer[n])));
+    const optimizer = zoo.networks.settings.optimizer || [];
+    const names = new Set(known(test.map((n) => optimizer[n])));
     const first = ["sgd", "sgdm", "adam", "rmsprop"].filter((name) => names.has(name));
     const others = [...names].filter((name) => !first.includes(name)).sort();
     const optimisers = [...first, ...others].map((name) => ({ label: name,
-      has: (n) => zoo.networks.optimizer[n] === name }));
+      has: (n) => optimizer[n] === name }));
     const values = test.map((n) => millionths(zoo.networks.accuracy[n]));
     const [low, high] = [Math.min(...values), Math.max(...values)];
     let [start, step] = [0, 20];
@@ -105,9 +106,7 @@
     return optimisers.length ? [optimisers, bands] : [bands];
   };
 
-  const nameOf = (zoo, n) => (zoo.networks.row[n] === null ? `run ${zoo.networks.run[n]}`
-    : `${zoo.zoo}#${zoo.networks.row[n]}`);
-  const SETTINGS = ["optimizer", "learning_rate", "l2", "init_std", "dropout", "train_fraction"];
+  const nameOf = (zoo, n) => zoo.networks.name[n];
   const settingOf = (value) => (typeof value === "number" ? [value] : value === null ? [] : value);
 
   const numbers = {};
@@ -206,6 +205,17 @@
       put(`${at}.width`, [100 * mean(rows.map((row) => row.high - row.low))]);
       put(`${at}.reach`, points(known([model.recorded.radius])));
       put(`${at}.recorded`, points(known([model.recorded.coverage])));
+      // Wilson's interval: the shares p from which what was seen is 1.96 standard errors away.
+      const n = new Set(rows.map((row) => row.n)).size;
+      const p = share(rows, isInside) / 100;
+      const [a, b, c] = [n + 1.96 ** 2, 2 * n * p + 1.96 ** 2, n * p ** 2];
+      const ends = [-1, 1].map((s) => (b + s * Math.sqrt(b ** 2 - 4 * a * c)) / (2 * a));
+      if (model.level !== null && ends[1] < model.level) {
+        put(`m${m}.short.aim`, points(known([model.level])));
+        put(`m${m}.short.inside`, insideOf(model));
+        put(`m${m}.short.networks`, [n]);
+        put(`m${m}.short.sampled`, points(ends));
+      }
     });
     const counts = models.map((model) => model.seeds.length);
     if (counts.length && Math.max(...counts) > 1) {
@@ -258,7 +268,9 @@
         put(`${at}.predicted`, [100 * row.said]);
         put(`${at}.interval`, hasInterval(row) ? [100 * row.low, 100 * row.high] : []);
         put(`${at}.error`, [100 * (row.said - row.truth)]);
-        for (const field of SETTINGS) put(`${at}.${field}`, settingOf(zoo.networks[field][row.n]));
+        for (const [field, values] of Object.entries(zoo.networks.settings)) {
+          put(`${at}.${field}`, settingOf(values[row.n]));
+        }
       });
       if (m || !worst.length) return;
       const off = model.rows.map((row) => row.said - row.truth);
@@ -317,10 +329,11 @@
             title: nameOf(zoo, row.n), numbers: [100 * row.truth,
               whose, 100 * row.said,
               ...(hasInterval(row) ? [100 * row.low, 100 * row.high] : []),
-              ...(zoo.networks.run[row.n] === null ? [] : [Number(zoo.networks.run[row.n])]),
-              zoo.networks.learning_rate[row.n], zoo.networks.l2[row.n],
-              zoo.networks.init_std[row.n], zoo.networks.dropout[row.n],
-              zoo.networks.train_fraction[row.n]].filter((value) => value !== null) })) };
+              // Of a mixed zoo the name of a run has that of its size in front.
+              ...(zoo.networks.run[row.n] === null ? []
+                : [Number(String(zoo.networks.run[row.n]).split("/").pop())]),
+              ...Object.entries(zoo.networks.settings).filter(([field]) => field !== "optimizer")
+                .map(([, values]) => values[row.n])].filter((value) => value !== null) })) };
       }) });
     }
     if (zoo.sizes.length) {

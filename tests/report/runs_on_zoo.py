@@ -1,14 +1,26 @@
-"""Run folders whose networks are rows of a real zoo; their predictions are made up."""
+"""Zoos of checkpoints, and run folders on real zoos, whose predictions are made up."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from transformer_nfn.checkpoints import open_model
+from transformer_nfn.io.assets import resolve
+from transformer_nfn.prediction.data import describe_zoo
 from transformer_nfn.prediction.metrics import scores
-from transformer_nfn.prediction.runs import CONFIGURATION, RunRecord, write_predictions
-from transformer_nfn.zoo import Zoo
+from transformer_nfn.prediction.runs import (
+    CONFIGURATION,
+    RunRecord,
+    read_predictions,
+    write_predictions,
+)
+from transformer_nfn.testing import write_example_checkpoint
+from transformer_nfn.zoo import MixedZoo, ModelZoo, SizeGroup, Zoo
+from transformer_nfn.zoo.store.zoo import write_groups
 
 HELD_OUT = 48
+NETWORKS = 24
 
 
 def write_run_on(
@@ -45,3 +57,40 @@ def write_run_on(
         seeds=[{"seed": 0, "best_epoch": None, **found}],
         summary={**{key: found[key] for key in ("tau", "r2", "mae")}, "tau_se": float("nan")},
     ).write(folder)  # fmt: skip
+
+
+def write_mixed(folder: Path) -> Path:
+    """A mixed zoo of one size, and in ``runs`` a run on it, as training writes it."""
+    zoo, kind = Zoo.open(resolve("mnist-sample", "zoo")), "w32-h2-d2"
+    mixed, run = folder / "mixed", folder / "runs" / "whole_network"
+    mixed.mkdir(parents=True)
+    write_groups(mixed, [SizeGroup.from_name(kind)], {"task": "mnist", "seeds": "each"})
+    (mixed / kind).symlink_to(zoo.path)
+    write_run_on(zoo, run, "whole_network")
+    columns = read_predictions(run)
+    write_predictions(run, {**columns, "kind": np.full(len(columns["row"]), kind, dtype=object)})
+    record = RunRecord.read(run)
+    about = describe_zoo(MixedZoo.open(mixed))
+    replace(record, zoo=about, selection={**record.selection, "left_out": []}).write(run)
+    return mixed
+
+
+def make_own_zoo(
+    folder: Path, count: int = NETWORKS, seed: int = 0, **more: list[str]
+) -> ModelZoo:
+    """Llamas, two checkpoints of each training; those of some trainings are equally accurate."""
+    source = np.random.default_rng(seed)
+    zoo = ModelZoo.create(folder / "zoo")
+
+    def networks():
+        for row in range(count):
+            if row % 4 != 1:
+                accuracy = float(source.random())
+            targets = {"valAcc": accuracy, "loss": float(source.random()), "run": row // 2}
+            targets["top1_accuracy"] = 100 * accuracy
+            targets |= {name: values[row % len(values)] for name, values in more.items()}
+            with open_model(write_example_checkpoint(folder / f"net-{row}", row)) as model:
+                yield model, f"net-{row}", targets
+
+    zoo.extend(networks())
+    return zoo

@@ -4,11 +4,14 @@ import json
 import re
 from html import unescape
 
+import numpy as np
 import pytest
 from run_folders import MODELS, write_run, write_study
+from scipy.stats import binomtest
 
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.paper.gather import gather
+from transformer_nfn.paper.numbers import model_name
 from transformer_nfn.prediction.runs import (
     PREDICTIONS_FILE,
     RUN_FILE,
@@ -120,6 +123,31 @@ def test_a_single_run_is_enough(tmp_path, settings):
     assert settings.get("status", "Transformer-NFN") in text or "XGBoost" in text
 
 
+def test_intervals_that_hold_for_less_than_they_aim_at_are_named(tmp_path):
+    """For drawn widths, against the interval of a share (Wilson's) by SciPy."""
+    seed = int(np.random.default_rng().integers(1 << 30))
+    source = np.random.default_rng(seed)
+    expected = {}
+    for i, model in enumerate(MODELS):
+        reach = (0.2, 4.0)[i] if i < 2 else source.uniform(0.3, 2.5)
+        networks = int(source.integers(60, 600))
+        run = write_run(
+            tmp_path / model, model, networks=networks, seeds=1, reach=reach, name=model, log=False
+        )
+        columns = read_predictions(run)
+        tested = columns["split"] == "test"
+        truth, low, high = (columns[name][tested] for name in ("accuracy", "low", "high"))
+        inside = int(((low <= truth) & (truth <= high)).sum())
+        end = binomtest(inside, len(truth)).proportion_ci(0.95, "wilson").high
+        expected[model_name(model)] = bool(end < 0.9)
+    write_report([tmp_path], tmp_path / "report.html")
+    text = plain((tmp_path / "report.html").read_text())
+    for name, short in expected.items():
+        sentence = f"the intervals of <b>{name}</b> are too narrow: they aim at 90.0 %"
+        assert (sentence in text) == short, (seed, name)
+    assert set(expected.values()) == {False, True}
+
+
 def test_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(RunError, match="no runs in"):
         write_report([tmp_path], tmp_path / "report.html")
@@ -165,6 +193,10 @@ BROKEN = {
     ),
     "huge bounds": (
         lambda run: set_predictions(run, low=lambda x: 0 * x + 1e300), "in column 'low', found"
+    ),
+    "a target of no kind": (
+        lambda run: set_record(run, target={"column": "accuracy", "kind": "grade"}),
+        r"run\.json.*'kind' expected share, number or class",
     ),
     "a log that is no text": (
         lambda run: (run / "log.jsonl").write_bytes(b"\xff\xfe"), r"log\.jsonl' is not readable"

@@ -1,9 +1,13 @@
 """The report in a real browser: drawn, quiet, alone, and as wide as the screen."""
 
+import shutil
+
 import pytest
 from browser import CHROMIUM, Browser
 from run_folders import write_run, write_study
+from runs_on_zoo import write_mixed
 
+from transformer_nfn.prediction.runs import read_predictions, write_predictions
 from transformer_nfn.report import write_report
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
@@ -70,6 +74,94 @@ def test_every_figure_is_drawn(browser, page):
         "[...document.querySelectorAll('svg[role=application]')].every(svg =>"
         "svg.querySelector('title').textContent && svg.querySelector('desc').textContent)"
     )
+
+
+# Marks of each figure: a point counts if its middle is painted, whatever its shape.
+PAINTED = """[...document.querySelectorAll("figure.chart")].map(figure => {
+  const count = (css) => figure.querySelectorAll(css).length;
+  const points = [...figure.querySelectorAll("path.point")].filter(node => {
+    const box = node.getBBox();
+    const middle = new DOMPoint(box.x + box.width / 2, box.y + box.height / 2);
+    return node.isPointInFill(middle) && getComputedStyle(node).fill !== "none";
+  });
+  return [figure.dataset.chart, Number(figure.dataset.zoo), { points: points.length,
+    means: count("circle.mean"), seeds: count("circle.seed"), bars: count("rect.bar"),
+    lines: count("polyline"), dots: count("circle.dot"),
+    legend: [...figure.querySelectorAll(".key button")].map(b => b.textContent) }];
+})"""
+
+
+def expected_marks(kind, zoo):
+    """What a figure must show, from the data of the page."""
+    models, tested = zoo["models"], [seed for m in zoo["models"] for seed in m["seeds"]]
+    with_part = [[s for s in m["seeds"] if "part" in s] for m in models]
+    held = sum(any(s["low"][0] is not None for s in seeds) for seeds in with_part)
+    places = [{n for s in seeds for n in zoo["parts"][s["part"]]} for seeds in with_part]
+    optimizer = zoo["networks"]["settings"].get("optimizer", [])
+    sizes = [line["points"] for line in zoo["sizes"]]
+    curves = [line["seeds"] for line in zoo["curves"]]
+    found = {
+        "taus": {"means": len(models), "seeds": len(tested)},
+        "calibration": {"means": held, "seeds": sum(map(len, with_part))},
+        "scatter": {
+            "points": sum(map(len, places)),
+            "legend": {optimizer[n] for n in set().union(*places)} if optimizer else set(),
+        },
+        "histogram": {"bars": sum(count > 0 for count in zoo["histogram"]["counts"])},
+        "sizes": {"lines": len(sizes), "dots": sum(map(len, sizes))},
+    }
+    lines = sum(len(seeds) + 1 if len(seeds) > 1 else 1 for seeds in curves)
+    found["curve-val_tau"] = {"lines": lines, "dots": sum(map(len, curves))}
+    found["curve-loss"] = {"lines": lines, "dots": 0}
+    return found[kind]
+
+
+def study_page(folder, own):
+    write_study(folder, networks=120, seeds=2)
+    return [folder], []
+
+
+def one_seed_page(folder, own):
+    for model in ("mlp", "xgboost"):
+        write_run(folder / model, model, networks=60, seeds=1)
+    return [folder], []
+
+
+def own_page(folder, own):
+    return [own.runs], [own.zoo.path]
+
+
+def own_page_without_optimisers(folder, own):
+    shutil.copytree(own.runs, folder)
+    for path in folder.iterdir():
+        columns = read_predictions(path)
+        del columns["optimizer"]
+        write_predictions(path, columns)
+    return [folder], []
+
+
+def mixed_page(folder, own):
+    return [folder / "runs"], [write_mixed(folder)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [study_page, one_seed_page, own_page, own_page_without_optimisers, mixed_page],
+    ids=lambda make: make.__name__,
+)
+def test_every_figure_shows_every_network_model_and_seed(browser, tmp_path, own, make):
+    runs, zoos = make(tmp_path / "r", own)
+    write_report(runs, tmp_path / "report.html", zoos=zoos)
+    browser.open(tmp_path / "report.html", 1400)
+    assert browser.complaints() == []
+    data = browser.value("JSON.parse(document.getElementById('data').textContent)")
+    figures = browser.value(PAINTED)
+    assert {"taus", "calibration", "scatter", "histogram"} <= {kind for kind, *_ in figures}
+    for kind, zoo, marks in figures:
+        for name, number in expected_marks(kind, data["zoos"][zoo]).items():
+            found = set(marks[name]) if name == "legend" else marks[name]
+            assert found == number, (kind, zoo, name)
+            assert name in ("legend", "dots") or number > 0, (kind, zoo, name)
 
 
 def test_networks_are_reached_by_keyboard_and_by_pointer(browser, page):

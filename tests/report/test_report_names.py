@@ -6,11 +6,11 @@ from html import unescape
 
 import pytest
 from run_folders import write_run
-from runs_on_zoo import write_run_on
+from runs_on_zoo import make_own_zoo, write_mixed, write_run_on
 
-from tnfn_command import assert_refused, printed
+from tnfn_command import as_json, assert_refused, printed
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.prediction.runs import RunError
+from transformer_nfn.prediction.runs import RunError, read_predictions
 from transformer_nfn.report import write_report
 from transformer_nfn.zoo import Zoo
 
@@ -87,6 +87,60 @@ def test_another_zoo_is_refused(tmp_path, sample):
     with pytest.raises(RunError, match="'ag-news-sample' is not the zoo of these runs"):
         write_report([tmp_path / "runs"], tmp_path / "report.html", zoos=["ag-news-sample"])
     assert not (tmp_path / "report.html").exists()
+
+
+def test_own_networks_are_reported_on_by_a_target_named_as_an_accuracy(own, tmp_path):
+    out = tmp_path / "report.html"
+    printed("report", str(own.runs), str(own.others), "--zoo", str(own.zoo.path), "--out", str(out))
+    found, text = numbers(out), unescape(re.sub("<[^>]*>", "", out.read_text()))
+    accuracy = own.zoo.targets["valAcc"]
+    assert found["z0.histogram"] == str(len(own.zoo))
+    for model in ("m0", "m1"):
+        row = int(found[f"z0.{model}.w0.id"].removeprefix(f"{own.zoo.path}#"))
+        assert found[f"z0.{model}.w0.true"] == f"{100 * accuracy[row]:.1f} %"
+        assert found[f"z0.{model}.w0.optimizer"] == own.zoo.targets["optimizer"][row]
+        assert f"z0.{model}.w0.learning_rate" not in found, "what no network has is no column"
+    for name in ("loss", "top1_accuracy", "optimizer"):
+        assert f"{own.others / name} ({name.replace('_', ' ')})" in text, "left out, and said so"
+    assert f"{len(own.zoo)} llama" in text
+    assert found["z0.tile.size"] == str(len(own.zoo)), "each checkpoint is a network"
+    for words in ("75 %", "small transformers", "seeds unknown", "null"):
+        assert words not in text.rpartition('{"zoos"')[0]
+
+
+def test_equally_accurate_checkpoints_of_a_run_are_two_networks(own, tmp_path):
+    out = tmp_path / "report.html"
+    write_report([own.runs], out)
+    rows = set(read_predictions(own.runs / "random_forest")["row"].tolist())
+    assert len({*own.zoo.targets["valAcc"]}) < len(own.zoo)
+    assert numbers(out)["z0.histogram"] == str(len(rows))
+
+
+def test_a_report_needs_a_run_on_an_accuracy(own, tmp_path):
+    words = "the runs predict 'loss', 'optimizer', 'top1_accuracy': reports are about accuracies"
+    assert_refused(words, "report", own.others, "--out", tmp_path / "report.html")
+
+
+def test_a_zoo_of_other_checkpoints_is_refused(own, tmp_path):
+    other = make_own_zoo(tmp_path, 2, seed=1).path
+    out = ("--out", tmp_path / "report.html")
+    for zoo in (other, "mnist-sample"):
+        words = f"'{zoo}' is not the zoo of these runs"
+        assert_refused(words, "report", own.runs, "--zoo", zoo, *out)
+    write_run_on(Zoo.open("mnist-sample"), tmp_path / "built")
+    words = f"'{own.zoo.path}' is not the zoo of these runs"
+    assert_refused(words, "report", tmp_path / "built", "--zoo", own.zoo.path, *out)
+
+
+def test_networks_of_a_mixed_zoo_are_named_with_their_size(tmp_path, sample):
+    mixed, out = write_mixed(tmp_path), tmp_path / "report.html"
+    write_report([tmp_path / "runs"], out)
+    assert numbers(out)["z0.m0.w0.id"].startswith("mixed/w32-h2-d2#")
+    write_report([tmp_path / "runs"], out, zoos=[mixed])
+    assert numbers(out)["z0.histogram"] == str(len(sample))
+    name = numbers(out)["z0.m0.w0.id"]
+    (found,) = as_json("predict", "mnist-nfn", name)
+    assert numbers(out)["z0.m0.w0.true"] == f"{100 * found['recorded']['test_accuracy']:.1f} %"
 
 
 def test_date_and_command_stand_on_the_page(tmp_path):

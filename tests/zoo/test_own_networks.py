@@ -333,6 +333,51 @@ def test_commands_take_rows_by_name(own: ModelZoo, nets: Path, tmp_path: Path) -
     assert_refused("the zoo has 3 rows", "inspect", f"{own.path}#3")
 
 
+def test_rows_are_chosen_by_targets_of_the_names_of_filters(own: ModelZoo, tmp_path: Path) -> None:
+    def chosen(*filters: object) -> list[int]:
+        return [each["row"] for each in as_json("zoo", "rows", own.path, *filters)]
+
+    assert chosen() == [0, 1, 2]
+    assert chosen("--optimizer", "sgd") == [1]
+    assert chosen("--run", "small", "--run", "llama-0") == [0, 2], "a network is a run of its name"
+    words = ("zoo", "rows", own.path)
+    assert "zoo: 1 of 3 rows" in printed(*words, "--optimizer", "7")
+    assert_refused("has no rows of optimizer 'lion': it has 7, adam, sgd", *words,
+                   "--optimizer", "lion")  # fmt: skip
+    assert_refused("has no target 'epoch': it has loss, epochs, optimizer", *words, "--epoch", 3)
+    assert_refused("found loss, epochs, optimizer", *words, "--min-accuracy", 0.5)
+    assert_refused("must lie between 0 and 1", *words, "--max-accuracy", 50)
+    zoo = ModelZoo.create(tmp_path / "more")
+    folder = write_example_checkpoint(tmp_path / "llama")
+    source = np.random.default_rng()
+    drawn = source.random(6).tolist()
+    for row, accuracy in enumerate(drawn):
+        more = {"val_acc": accuracy, "run": row // 2, "epoch": 10 * (row % 2), "best": row > 3}
+        zoo.add(folder, f"net-{row}", loss=1 - accuracy, **more)
+    own = zoo
+    least, most = sorted(source.random(2).tolist())
+    inside = [row for row, accuracy in enumerate(drawn) if least <= accuracy <= most]
+    assert chosen("--min-accuracy", least, "--max-accuracy", most) == inside, (drawn, least, most)
+    assert chosen("--run", 1, "--epoch", 10) == [3]
+    assert chosen("--epoch", 0) == [0, 2, 4]
+    assert chosen("--best") == [4, 5]
+    assert chosen("--no-best", "--epoch", 10) == [1, 3]
+
+
+def test_accuracies_of_own_networks_are_drawn(own: ModelZoo, tmp_path: Path) -> None:
+    message = "has no accuracies: expected numbers from 0 to 1 in a column named so, found loss"
+    assert_refused(message, "zoo", "plot", own.path, "--out", tmp_path / "h.svg")
+    assert not (tmp_path / "h.svg").exists()
+    zoo = ModelZoo.create(tmp_path / "more")
+    folder = write_example_checkpoint(tmp_path / "llama")
+    for row in range(4):
+        zoo.add(folder, f"net-{row}", val_acc=row / 10, acc_percent=10.5 * row)
+    printed("zoo", "plot", zoo.path, "--out", tmp_path / "h.svg")
+    text = (tmp_path / "h.svg").read_text()
+    assert "more: 4 networks" in text
+    assert "val acc (%)" in text
+
+
 def test_damage_is_found_on_opening_and_by_verify(own: ModelZoo) -> None:
     file = own.path / "networks" / "00001" / "model.safetensors"
     data = file.read_bytes()
@@ -358,7 +403,6 @@ def test_an_export_is_imported_as_the_same_zoo(own: ModelZoo, tmp_path: Path) ->
 
 def test_other_commands_say_which_zoo_they_take(own: ModelZoo, tmp_path: Path) -> None:
     message = "expected a zoo of small transformers of one task"
-    assert_refused(message, "zoo", "plot", own.path)
     done = tnfn("zoo", "damage", own.path, "--out", tmp_path / "d")
     assert (done.returncode, message in done.stderr) == (2, True)
     with pytest.raises(StoreError, match=message):

@@ -91,6 +91,8 @@ def result_table(records: list[RunRecord], title: str) -> Table:
 
     Under τ stands that of all seeds together: of their mean, which is what `tnfn predict` answers.
     """
+    from transformer_nfn.prediction.target import Target
+
     table = Table(title=title)
     for name in ("model", "Kendall τ"):
         table.add_column(name, no_wrap=True)
@@ -100,12 +102,12 @@ def result_table(records: list[RunRecord], title: str) -> Table:
         if record.status != "done":
             table.add_row(record.model, record.status)
             continue
-        s = record.summary
+        s, target = record.summary, Target.from_json(record.target, "the run's record")
         table.add_row(
             record.model,
             plus_minus(s["tau"], s["tau_se"]) + _together_text(record),
             f"{s['r2']:.3f}",
-            f"{s['mae']:.3g}" if record.target else f"{s['mae']:.3f}",
+            f"{s['mae']:.3f}" if target.is_accuracy else f"{s['mae']:.3g}",
             f"{100 * s['coverage']:.1f} %",
             _size_text(record),
             f"{record.seeds[0]['seconds']:.1f}",

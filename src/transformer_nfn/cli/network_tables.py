@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from transformer_nfn.cli.console import WIDE
+from transformer_nfn.zoo.targets import names_accuracy
 
 if TYPE_CHECKING:
     from transformer_nfn.prediction.predict import Prediction
@@ -77,7 +78,7 @@ def _predictions(predictions: Sequence[Prediction], wide: bool) -> Table:
 
 def _value(p: Prediction, value: float) -> str:
     """A value of the target: three digits behind the point for accuracies, else four in all."""
-    return f"{value:.3f}" if p.target == "test_accuracy" else f"{value:.4g}"
+    return f"{value:.3f}" if names_accuracy(p.target) else f"{value:.4g}"
 
 
 def _recorded(p: Prediction) -> str:

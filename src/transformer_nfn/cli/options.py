@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from transformer_nfn.networks import Network
     from transformer_nfn.spaces import Weights, WeightSpace
 
+VALUES_SHOWN = 8
+"""Values of a column that an error lists."""
 LARGEST_SEED = 2**63 - 1
 """The largest seed of PyTorch's generators."""
 
@@ -44,6 +46,19 @@ def named(kind: str) -> Callable[[Path | None], Path | None]:
         return None if path is None else resolve(path, kind)
 
     return find
+
+
+def check_values(zoo: str, column: str, held: Set[Any], wanted: Sequence[Any]) -> None:
+    """Reject values that a column of a zoo does not hold."""
+    for value in wanted:
+        if value not in held:
+            values = sorted(held)
+            shown = ", ".join(map(str, values[:VALUES_SHOWN]))
+            more = len(values) - VALUES_SHOWN
+            raise TransformerNFNError(
+                f"'{zoo}' has no rows of {column} '{value}': it has {shown or 'none'}"
+                + (f" and {more:,} more" if more > 0 else "")
+            )
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from transformer_nfn.cli.console import echo_json, passing_bar, table_console
+from transformer_nfn.cli.options import check_values
+from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import OpenOptions
@@ -82,24 +85,60 @@ def _show_plan(planned: list[Planned], out: Path, as_json: bool) -> None:
     console.print(table)
 
 
-def list_rows(zoo: ModelZoo, name: str, as_json: bool) -> None:
-    """Print the rows of a zoo with their targets."""
+def matching_rows(
+    zoo: ModelZoo,
+    wanted: Mapping[str, Sequence[Any]],
+    min_accuracy: float | None,
+    max_accuracy: float | None,
+) -> list[int]:
+    """Rows whose targets have one of the wanted values each, and an accuracy between the bounds.
+
+    A run is the value of that target; without one, each network is a run of its name.
+    """
+    from transformer_nfn.zoo.summary import needed_accuracies
+
+    rows = [*range(len(zoo))]
+    for name, values in wanted.items():
+        column = "network" if name == "run" and name not in zoo.targets else name
+        if not values:
+            continue
+        if column not in zoo.table:
+            raise TransformerNFNError(
+                f"'{zoo.path}' has no target '{name}': it has {', '.join(zoo.targets) or 'none'}"
+            )
+        texts = [_cell(value) for value in zoo.table[column].tolist()]
+        accepted = [str(value) for value in values]
+        check_values(str(zoo.path), name, {*texts}, accepted)
+        rows = [row for row in rows if texts[row] in accepted]
+    if min_accuracy is None and max_accuracy is None:
+        return rows
+    accuracy = zoo.targets[needed_accuracies(zoo)]
+    low, high = min_accuracy or 0.0, 1.0 if max_accuracy is None else max_accuracy
+    return [row for row in rows if low <= accuracy[row] <= high]
+
+
+def list_rows(zoo: ModelZoo, name: str, rows: Sequence[int], as_json: bool) -> None:
+    """Print some rows of a zoo with their targets."""
     hidden = ("checksum", "bytes")
     records: list[dict[str, Any]] = [
         {"name": f"{name}#{i}", "row": i}
         | {key: value for key, value in zoo.config(i).items() if key not in hidden}
-        for i in range(len(zoo))
+        for i in rows
     ]
     if as_json:
         echo_json(records)
         return
     columns = [column for column in zoo.table if column not in hidden]
-    table = Table("row", *map(escape, columns), title=escape(f"{name}: {len(zoo):,} rows"))
+    title = f"{name}: {len(rows):,} of {len(zoo):,} rows"
+    table = Table("row", *map(escape, columns), title=escape(title))
     for record in records:
-        cells = (record[column] for column in columns)
-        shown = (f"{cell:g}" if isinstance(cell, float) else str(cell) for cell in cells)
-        table.add_row(escape(record["name"]), *map(escape, shown))
+        cells = (_cell(record[column]) for column in columns)
+        table.add_row(escape(record["name"]), *map(escape, cells))
     table_console().print(table)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def print_models(console: Console, summary: dict[str, Any]) -> None:

@@ -172,14 +172,15 @@ def train_command(
     opened = open_zoo(zoo)
     own = isinstance(opened, ModelZoo)
     model = model or "whole_network"
-    if own and (model not in OWN_MODELS or damaged is not None or leave_out is not None):
+    other_zoos = damaged is not None or leave_out is not None or min_accuracy
+    if own and (model not in OWN_MODELS or other_zoos):
         raise TransformerNFNError(
             f"'{zoo}' holds checkpoints of any family: train {', '.join(OWN_MODELS[:-1])} or "
-            f"{OWN_MODELS[-1]} on it, without --damaged and --leave-out"
+            f"{OWN_MODELS[-1]} on it, without --damaged, --leave-out and --min-accuracy"
         )
     check_networks(model, mixed=isinstance(opened, MixedZoo), damaged=damaged is not None)
     selection = Selection(
-        None if target in CHECKPOINT_COLUMNS else percent,
+        None if own or target in CHECKPOINT_COLUMNS else percent,
         min_accuracy,
         target=target,
         all_checkpoints=model in ALL_CHECKPOINTS,
@@ -312,9 +313,11 @@ def evaluate_command(
 
 def _cells(figures: dict[str, Any], target: str) -> list[str]:
     """Scores of numbers or of classes."""
+    from transformer_nfn.zoo.targets import names_accuracy
+
     if "auroc" in figures:
         return [f"{figures[key]:.3f}" for key in ("accuracy", "auroc", "calibration_error")]
-    error = f"{figures['mae']:{'.3f' if target == 'test_accuracy' else '.3g'}}"
+    error = f"{figures['mae']:{'.3f' if names_accuracy(target) else '.3g'}}"
     tau = f"{figures['tau_low']:.3f} to {figures['tau_high']:.3f}"
     return [f"{figures['tau']:.3f}", tau, f"{figures['r2']:.3f}", error]
 

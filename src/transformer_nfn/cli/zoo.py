@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,6 +15,7 @@ from transformer_nfn.cli.options import (
     FamilyOption,
     JsonOption,
     SetOption,
+    check_values,
     named,
     open_options,
     pick_device,
@@ -26,8 +26,6 @@ from transformer_nfn.errors import TransformerNFNError
 if TYPE_CHECKING:
     from transformer_nfn.zoo.store import Zoo
 
-VALUES_SHOWN = 8
-"""Values of a column that an error lists."""
 SIZES = ("width", "heads", "depth")
 zoo_app = HelpTyper(
     cls=HelpGroup,
@@ -199,8 +197,8 @@ def rows(
 ) -> None:
     """List the networks of a zoo with their test accuracy.
 
-    `tnfn predict` and other commands take a row by the name shown here. Of a zoo of your own
-    networks all rows are listed, with their targets.
+    `tnfn predict` and other commands take a row by the name shown here. Networks of your own are
+    listed with their targets, and selected by the targets of these names.
 
     [bold]Examples[/bold]
 
@@ -212,27 +210,29 @@ def rows(
     from transformer_nfn.networks import zoo_rows
     from transformer_nfn.zoo.store import MixedZoo, ModelZoo, open_zoo
 
-    filters = (run, optimizer, min_accuracy, max_accuracy, percent, epoch, best)
     opened = open_zoo(resolve(path, "zoo"))
+    for option, bound in (("--min-accuracy", min_accuracy), ("--max-accuracy", max_accuracy)):
+        if bound is not None and not 0 <= bound <= 1:
+            raise TransformerNFNError(f"{option} must lie between 0 and 1, found {bound}")
+    filters = {"run": run or (), "optimizer": [optimizer], "percent": [percent], "epoch": [epoch]}
+    wanted = {column: [v for v in values if v is not None] for column, values in filters.items()}
     if isinstance(opened, ModelZoo):
-        if any(value is not None for value in filters):
-            raise TransformerNFNError(f"'{path}' is a zoo of your own networks: it takes no filter")
-        from transformer_nfn.cli.own_networks import list_rows
+        from transformer_nfn.cli.own_networks import list_rows, matching_rows
 
-        list_rows(opened, path, as_json)
+        wanted["best"] = [] if best is None else [str(best).lower()]
+        chosen = matching_rows(opened, wanted, min_accuracy, max_accuracy)
+        list_rows(opened, path, chosen, as_json)
         return
     zoos: dict[str, Zoo] = (
         {f"{path}/{group}": zoo for group, zoo in opened.zoos.items()}
         if isinstance(opened, MixedZoo)
         else {path: opened}
     )
-    for option, bound in (("--min-accuracy", min_accuracy), ("--max-accuracy", max_accuracy)):
-        if bound is not None and not 0 <= bound <= 1:
-            raise TransformerNFNError(f"{option} must lie between 0 and 1, found {bound}")
-    for column, wanted in (
-        ("run", run or []), ("optimizer", [optimizer]), ("percent", [percent]), ("epoch", [epoch])
-    ):  # fmt: skip
-        _check_values(path, list(zoos.values()), column, [w for w in wanted if w is not None])
+    for column, accepted in wanted.items():
+        held = {value for zoo in zoos.values() for value in zoo.table[column].tolist()} - {0}
+        if percent is not None and column == "percent":  # a checkpoint may count as several
+            held |= {percent for zoo in zoos.values() if len(zoo.select(percent=percent))}
+        check_values(path, column, held, accepted)
     records = []
     for name, zoo in zoos.items():
         selected = zoo.select(
@@ -269,10 +269,10 @@ def plot(
       tnfn zoo plot zoos/digits --out digits.png
     """
     from transformer_nfn.io.assets import resolve
-    from transformer_nfn.zoo.store import open_task_zoo
+    from transformer_nfn.zoo.store import open_zoo
     from transformer_nfn.zoo.summary import plot_accuracies
 
-    zoo = open_task_zoo(resolve(path, "zoo"))
+    zoo = open_zoo(resolve(path, "zoo"))
     # Beside the folder, because a zoo holds only its own files; for a name, in this folder.
     target = out or Path(path).resolve().with_suffix(".png")
     typer.echo(plot_accuracies(zoo, target, bins))
@@ -471,21 +471,6 @@ def damage(
     typer.echo(f"{out}: {summary['checkpoints']} damaged networks of {summary['runs']} runs")
     for name, accuracy in summary["by_damage"].items():
         typer.echo(f"  {name}: {accuracy['count']}, test accuracy {_accuracies(accuracy)}")
-
-
-def _check_values(path: str, zoos: Sequence[Zoo], column: str, wanted: Sequence[Any]) -> None:
-    """Reject values that a column does not have."""
-    values = sorted({value for zoo in zoos for value in zoo.table[column].tolist()} - {0})
-    for value in wanted:
-        if column == "percent" and any(len(zoo.select(percent=value)) for zoo in zoos):
-            continue  # one checkpoint may count as several percents
-        if value not in values:
-            shown = ", ".join(map(str, values[:VALUES_SHOWN]))
-            more = len(values) - VALUES_SHOWN
-            raise TransformerNFNError(
-                f"'{path}' has no rows of {column} '{value}': it has {shown or 'none'}"
-                + (f" and {more:,} more" if more > 0 else "")
-            )
 
 
 def _whole_numbers(text: str, option: str) -> list[int]:

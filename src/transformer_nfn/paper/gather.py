@@ -41,7 +41,10 @@ from transformer_nfn.prediction.runs import (
     read_log,
     read_predictions,
 )
+from transformer_nfn.prediction.target import ACCURACY_COLUMN, Target
 
+ABOUT = "reports are about accuracies, which are numbers from 0 to 1 in a column named so"
+"""Why a run may be left out."""
 # Tables whose cells change the predictor itself are never compared.
 _VARIANTS = (TABLE_3.topic, TABLE_5.topic, TABLE_6.topic, TRANSFER)
 _NEEDED = ("seed", "split", "row", "accuracy", "predicted")
@@ -65,12 +68,33 @@ class Run:
         """Whether there is a result."""
         return self.record.status == "done"
 
+    @cached_property
+    def target(self) -> Target:
+        """What is predicted."""
+        return Target.from_json(self.record.target, str(self.folder / RUN_FILE))
+
+    @property
+    def own(self) -> bool:
+        """Whether the networks are checkpoints of any family."""
+        return "families" in self.record.zoo
+
+    @property
+    def percent(self) -> Any:
+        """Part of the training after which networks were read; None for all checkpoints."""
+        return None if self.own else self.record.selection.get("percent")
+
+    @property
+    def label(self) -> str:
+        """Label of the zoo, with the target where it is another than that of built zoos."""
+        zoo = zoo_label(self.record)
+        return zoo if self.target.column == ACCURACY_COLUMN else f"{zoo}, {self.target.what}"
+
     @property
     def sample(self) -> tuple[Any, ...]:
         """The choice of networks; equal for comparable runs."""
         chosen = self.record.selection
         return (
-            chosen.get("percent"),
+            self.percent,
             chosen.get("min_accuracy") or None,
             chosen.get("augment"),
         )
@@ -119,10 +143,10 @@ class Run:
 
 @dataclass(frozen=True)
 class ZooStudy:
-    """The runs on one zoo.
+    """The runs on one zoo that predict one accuracy.
 
     Attributes:
-        label: display name of the zoo.
+        label: `Run.label`.
         runs: all runs.
         main: the compared runs: one for each model, on the same choice of networks.
     """
@@ -164,9 +188,13 @@ class ZooStudy:
 
 @dataclass(frozen=True)
 class Study:
-    """All runs of a report; learning curves by the label of their zoo."""
+    """All runs of a report; learning curves by the label of their zoo.
+
+    ``others`` are runs that predict something else than an accuracy, which are left out.
+    """
 
     runs: list[Run]
+    others: list[Run]
     zoos: list[ZooStudy]
     tables: list[TableView]
     curves: dict[str, TableView]
@@ -179,16 +207,18 @@ def gather(folders: Iterable[Path]) -> Study:
         record = RunRecord.read(folder)
         _check(folder, record)
         check_topic(record, folder)
-        if record.target is None:
-            seen.setdefault(folder.resolve(), Run(folder, record))
-    runs = list(seen.values())
+        seen.setdefault(folder.resolve(), Run(folder, record))
+    runs = [run for run in seen.values() if run.target.is_accuracy]
+    others = [run for run in seen.values() if not run.target.is_accuracy]
     if not runs:
-        raise RunError("reports are about predictors of accuracy, and the runs have other targets")
+        columns = ", ".join(dict.fromkeys(f"'{run.target.column[:60]}'" for run in others))
+        raise RunError(f"the runs predict {columns}: {ABOUT}")
     by_zoo: dict[str, list[Run]] = {}
     for run in runs:
-        by_zoo.setdefault(zoo_label(run.record), []).append(run)
+        by_zoo.setdefault(run.label, []).append(run)
     return Study(
         runs=runs,
+        others=others,
         zoos=[ZooStudy(label, group, _compared(group)) for label, group in by_zoo.items()],
         tables=[
             view

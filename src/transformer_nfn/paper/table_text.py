@@ -190,14 +190,14 @@ def zoo_label(record: RunRecord) -> str:
 
 
 def zoo_seeds(record: RunRecord) -> str | None:
-    """The kind of seeds in a record; None where it has none."""
+    """The kind of seeds in a record; None where it has none, and for a user's checkpoints."""
     kind = record.zoo.get("seeds")
-    return None if kind is None else str(kind)
+    return None if kind is None or "families" in record.zoo else str(kind)
 
 
 def zoo_size(zoo: Mapping[str, Any]) -> int | None:
-    """Number of trained networks of the zoo, checkpoints of a run counted once."""
-    for key in ("runs", "networks"):
+    """Number of trained networks of the zoo; in built zoos checkpoints of a run count once."""
+    for key in ("networks",) if "families" in zoo else ("runs", "networks"):
         if isinstance(zoo.get(key), int):
             return int(zoo[key])
     return None

@@ -34,7 +34,7 @@ from transformer_nfn.prediction.data import (
     check_parts,
 )
 from transformer_nfn.prediction.recipe_shift import COLUMN as RECIPE_COLUMN
-from transformer_nfn.prediction.runs import RunError
+from transformer_nfn.prediction.runs import CONFIGURATION, RunError
 from transformer_nfn.prediction.target import ACCURACY, ACCURACY_COLUMN, Target, target_values
 from transformer_nfn.zoo import ModelZoo
 
@@ -160,7 +160,11 @@ def load_own_rows(
     runs = zoo.table[_run_column(zoo)][rows].astype(str)
     columns = {"run": runs, "row": np.asarray(rows, dtype=np.int64)}
     recipe = [name for name in zoo.targets if name not in (target.column, ACCURACY_COLUMN, RUN)]
-    columns |= {RECIPE_COLUMN + name: zoo.targets[name][rows] for name in recipe}
+    # Those named as in a built zoo are written beside the predictions, for the report.
+    columns |= {
+        name if name in CONFIGURATION else RECIPE_COLUMN + name: zoo.targets[name][rows]
+        for name in recipe
+    }
     if target != ACCURACY:
         columns["target"] = values if target.kind == "class" else target.measured(values)
     accuracy = zoo.targets.get(ACCURACY_COLUMN)

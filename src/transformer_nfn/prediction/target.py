@@ -13,8 +13,9 @@ import numpy as np
 from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo
+from transformer_nfn.zoo.targets import TEST_ACCURACY, is_accuracy, names_accuracy
 
-ACCURACY_COLUMN = "test_accuracy"
+ACCURACY_COLUMN = TEST_ACCURACY
 GAP = "generalisation_gap"
 """Training accuracy less test accuracy, which no zoo stores."""
 PLACES = ("run", "crashed", "shard", "row", "checksum", "source")
@@ -24,7 +25,7 @@ CHECKPOINT_COLUMNS = ("epoch", "percent", "best")
 DECADES = 100.0
 """Positive numbers whose largest is so many times the smallest are learned as logarithms."""
 SPAN = 0.1
-"""Numbers from 0 to 1 that span less are not read as shares: their differences would be lost."""
+"""Numbers from 0 to 1 that span less are not learned as they are: differences would be lost."""
 SATURATED = 1e-6
 MAX_CLASSES = 64
 
@@ -33,16 +34,17 @@ MAX_CLASSES = 64
 class Target:
     """A property of networks: a share of one such as an accuracy, a number, or a class.
 
-    Predictors learn a number between 0 and 1. A share is that number itself. Another number is
-    taken there by the logistic function of its standard score, so that differences between usual
-    values count and extreme ones stay finite. For classes, a predictor learns of each class whether
-    a network belongs to it.
+    Predictors learn a number between 0 and 1. A share is that number itself. Another number, and
+    an accuracy that spans little, is taken there by the logistic function of its standard score, so
+    that differences between usual values count and extreme ones stay finite. For classes, a
+    predictor learns of each class whether a network belongs to it.
 
     Attributes:
         column: of the zoo's table.
         kind: what it is.
         centre: median of a number (of its logarithm).
-        scale: standard deviation of a number (of its logarithm).
+        scale: standard deviation of a number (of its logarithm); 1 of a share that is learned as
+            it is.
         logarithmic: whether a number is learned, and its error measured, as its decimal logarithm.
         classes: names of the classes, sorted.
     """
@@ -57,7 +59,8 @@ class Target:
     @staticmethod
     def of(column: str, values: np.ndarray) -> Target:
         """Decide from the values of a column what kind of target it is."""
-        if column == ACCURACY_COLUMN and _is_share(values):
+        accuracy = is_accuracy(column, values)
+        if accuracy and column == ACCURACY_COLUMN:
             return Target()
         if _is_class(values):
             counts = Counter(str(value) for value in values.tolist())
@@ -79,7 +82,7 @@ class Target:
         low, high = float(numbers.min()), float(numbers.max())
         if low == high:
             raise RunError(f"'{column}' is {low:g} for all networks: there is nothing to predict")
-        logarithmic = low > 0 and high / low >= DECADES
+        logarithmic = not accuracy and low > 0 and high / low >= DECADES
         if not logarithmic and low >= 0 and high <= 1 and high - low >= SPAN:
             return Target(column, "share")
         scaled = np.log10(numbers) if logarithmic else numbers
@@ -90,7 +93,12 @@ class Target:
                 f"'{column}' is from {low:g} to {high:g}: expected numbers with a standard "
                 "deviation above 0 and below infinity"
             )
-        return Target(column, "number", centre, scale, logarithmic)
+        return Target(column, "share" if accuracy else "number", centre, scale, logarithmic)
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether it is an accuracy: a share in a column named so."""
+        return self.kind == "share" and names_accuracy(self.column)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -117,7 +125,7 @@ class Target:
                 )
             return np.array([places[str(value)] for value in values.tolist()], dtype=np.float64)
         scaled = self.measured(values)
-        if self.kind == "share":
+        if self._as_it_is:
             return scaled
         return np.asarray(1 / (1 + np.exp((self.centre - scaled) / self.scale)))
 
@@ -132,10 +140,15 @@ class Target:
 
     def decode(self, encoded: np.ndarray) -> np.ndarray:
         """Shares and numbers from the outputs of predictors, of any shape, as `measured`."""
-        if self.kind == "share":
+        if self._as_it_is:
             return encoded
         inside = np.clip(encoded, SATURATED, 1 - SATURATED)
         return np.asarray(self.centre + self.scale * np.log(inside / (1 - inside)))
+
+    @property
+    def _as_it_is(self) -> bool:
+        """Whether predictors learn the value itself."""
+        return self.kind == "share" and self.scale == 1.0
 
     def clip(self, values: Any) -> Any:
         """Values within the range of the target."""
@@ -143,7 +156,7 @@ class Target:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return asdict(self)
+        return {**asdict(self), "classes": [*self.classes]}
 
     @staticmethod
     def from_json(data: Mapping[str, Any] | None, where: str) -> Target:
@@ -172,11 +185,6 @@ class Target:
 
 ACCURACY = Target()
 """The test accuracy."""
-
-
-def _is_share(values: np.ndarray) -> bool:
-    """Whether values are numbers from 0 to 1."""
-    return values.dtype.kind == "f" and bool(((values >= 0) & (values <= 1)).all())
 
 
 def _is_class(values: np.ndarray) -> bool:

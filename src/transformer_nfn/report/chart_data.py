@@ -18,8 +18,16 @@ from transformer_nfn.paper.table_text import (
     mean_tau,
     zoo_size,
 )
-from transformer_nfn.prediction.runs import CONFIGURATION, ENSEMBLE_TAU, RunRecord
-from transformer_nfn.report.held_out import MILLION, HeldOut, NamedZoo, SeedPart, TestedModel
+from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RunRecord
+from transformer_nfn.report.held_out import (
+    MILLION,
+    HeldOut,
+    NamedZoo,
+    SeedPart,
+    TestedModel,
+    plain,
+)
+from transformer_nfn.report.number_text import network_name
 
 BINS = 20
 PARTS = ("train", "val", "test")
@@ -45,22 +53,19 @@ def zoo_data(
         source: the zoo itself, if it was named.
     """
     parts: list[list[int]] = []
-    networks = tested.networks
+    networks, reference = tested.networks, zoo_reference(zoo, source)
+    pairs = zip(networks.place, networks.run, strict=True)
     return {
         "label": zoo.label,
-        "zoo": zoo_reference(zoo, source),
         "size": zoo_size(_record(zoo).zoo),
         "chosen": [_record(zoo).selection.get(part) for part in PARTS],
         "models": [_model_data(run, tested.of(run), parts) for run in zoo.finished],
         "parts": parts,
         "networks": {
-            "row": networks.row,
+            "name": [network_name(reference, place, run) for place, run in pairs],
             "run": [plain(run) for run in networks.run],
             "accuracy": networks.accuracy.tolist(),
-            **{
-                name: [plain(value) for value in networks.configuration[name]]
-                for name in CONFIGURATION
-            },
+            "settings": {name: networks.configuration[name] for name in networks.settings},
         },
         "validation": networks.validation.tolist(),
         "everything": None if source is None else np.round(source.accuracy, 6).tolist(),
@@ -118,15 +123,6 @@ def number(value: Any, digits: int = 5) -> float | None:
     """A finite number, rounded; None for anything else."""
     known = finite(value)
     return None if known is None else round(known, digits)
-
-
-def plain(value: Any) -> Any:
-    """A value of a configuration as JSON has it."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    return value if value is None or isinstance(value, int | str) else str(value)
 
 
 def _model(run: Run) -> dict[str, Any]:

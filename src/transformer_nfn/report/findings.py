@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,6 +12,8 @@ import numpy as np
 
 from transformer_nfn.report.held_out import MILLION, HeldOut, SeedPart, TestedModel
 
+Z = 1.96
+"""Standard errors of a 95 % interval."""
 ALWAYS_THE_MEAN = "Always the mean"
 _OPTIMIZERS = ("sgd", "sgdm", "adam", "rmsprop")
 
@@ -66,7 +69,7 @@ class GroupTable:
 class WorstNetwork:
     """A network with a large error; predictions are means over the seeds."""
 
-    row: int | None
+    place: str | None
     run: Any
     configuration: dict[str, Any]
     accuracy: float
@@ -104,12 +107,36 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Coverage of a model's intervals on test networks, over all its seeds."""
+    """Coverage of a model's intervals on test networks, over all its seeds.
+
+    Attributes:
+        inside: share of the networks in their interval.
+        below: share whose accuracy is below it.
+        above: share whose accuracy is above it.
+        width: mean width.
+        networks: number of different networks.
+    """
 
     inside: float
     below: float
     above: float
     width: float
+    networks: int
+
+    @property
+    def sampled(self) -> tuple[float, float]:
+        """95 % interval (Wilson) of the share of networks like these that are inside.
+
+        Seeds add no networks: what they predict for one network is nearly the same.
+        """
+        n, share = self.networks, self.inside
+        middle = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
+        half = Z / (1 + Z**2 / n) * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
+        return middle - half, middle + half
+
+    def falls_short(self, level: float | None) -> bool:
+        """Whether the intervals hold for significantly less than they aim at."""
+        return level is not None and self.sampled[1] < level
 
 
 def groupings(tested: HeldOut) -> list[Grouping]:
@@ -146,10 +173,10 @@ def worst_networks(
     order = np.argsort(-np.abs(part.predicted - accuracy), kind="stable")[:count]
     return [
         WorstNetwork(
-            row=networks.row[part.network[i]],
+            place=networks.place[part.network[i]],
             run=networks.run[part.network[i]],
             configuration={
-                name: column[part.network[i]] for name, column in networks.configuration.items()
+                name: networks.configuration[name][part.network[i]] for name in networks.settings
             },
             accuracy=float(accuracy[i]),
             predicted=float(part.predicted[i]),
@@ -185,6 +212,7 @@ def calibration(tested: HeldOut, model: TestedModel) -> Calibration | None:
         below=float(below.mean()),
         above=float(above.mean()),
         width=float((high - low).mean()),
+        networks=len(np.unique(part.network[known])),
     )
 
 

@@ -6,6 +6,7 @@ page carries them, so that its numbers can be recomputed from its data.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,11 +16,13 @@ import numpy as np
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.paper.gather import Columns, Run, Study, ZooStudy
 from transformer_nfn.prediction.runs import CONFIGURATION, PREDICTIONS_FILE, RunError
-from transformer_nfn.zoo import Zoo
+from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo, open_zoo
 
 DIGITS = 6
 MILLION = 10**DIGITS
 FAR = 1000.0
+Key = tuple[Any, float]
+"""What identifies a network: its training run, or its row in a zoo of checkpoints, and accuracy."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +30,26 @@ class Networks:
     """Held-out networks, each once.
 
     Attributes:
-        row: row of the zoo, as in ``ZOO#row``; None where runs number its rows differently, as
-            after a zoo was packed again.
+        key: of each network.
+        place: what its name has after that of the zoo, ``#row`` or, of a mixed zoo, ``/size#row``;
+            None where runs number the rows differently, as after a zoo was packed again.
         run: training run in the zoo.
         accuracy: measured accuracy.
         configuration: training settings, one column each.
         validation: indices of those in a validation part.
     """
 
-    row: list[int | None]
+    key: list[Key]
+    place: list[str | None]
     run: list[Any]
     accuracy: np.ndarray
     configuration: dict[str, list[Any]]
     validation: np.ndarray
+
+    @property
+    def settings(self) -> list[str]:
+        """Names of the training settings that are known of any network."""
+        return [name for name, column in self.configuration.items() if {*column} - {None}]
 
     @property
     def millionths(self) -> np.ndarray:
@@ -125,10 +135,10 @@ class HeldOut:
             count = len(self.everything) - len(self.test)
         return (total / count, count) if count > 0 else None
 
-    def within(self, row: list[int | None], everything: np.ndarray) -> HeldOut:
+    def within(self, source: NamedZoo) -> HeldOut:
         """The same with the rows and all accuracies of the named zoo."""
-        networks = replace(self.networks, row=row)
-        return replace(self, networks=networks, everything=everything)
+        networks = replace(self.networks, place=source.places_of(self.networks))
+        return replace(self, networks=networks, everything=source.accuracy)
 
     def of(self, run: Run) -> TestedModel | None:
         """Predictions of a run, None where it kept none."""
@@ -137,7 +147,7 @@ class HeldOut:
 
 def held_out(zoo: ZooStudy) -> HeldOut:
     """Read the predictions of the compared runs, best first."""
-    gathered = _Gathered()
+    gathered = _Gathered(by_row=any(run.own for run in zoo.runs))
     models = []
     for run in zoo.finished:
         if run.predictions is not None:
@@ -146,12 +156,12 @@ def held_out(zoo: ZooStudy) -> HeldOut:
         tested = run.tested
         if tested is None or not len(tested["row"]):
             continue
-        place = gathered.places(tested)
+        index = gathered.indices(tested)
         low, predicted, high = (_rounded(tested[name]) for name in ("low", "predicted", "high"))
         seeds = []
         for seed in dict.fromkeys(tested["seed"].tolist()):
             chosen = tested["seed"] == seed
-            part = (place[chosen], predicted[chosen], low[chosen], high[chosen])
+            part = (index[chosen], predicted[chosen], low[chosen], high[chosen])
             seeds.append(SeedPart(int(seed), *part))
         models.append(TestedModel(run, seeds))
     return HeldOut(gathered.networks(), models)
@@ -183,47 +193,69 @@ def _check(run: Run, columns: Columns) -> None:
 
 
 class _Gathered:
-    """Networks seen so far, identified by training run and accuracy."""
+    """Networks seen so far, each by its key.
 
-    def __init__(self) -> None:
-        self._place: dict[tuple[Any, float], int] = {}
-        self._row: list[int | None] = []
+    Rows of zoos of checkpoints never change, and checkpoints of a run may be equally accurate; a
+    built zoo may be packed again, with other rows.
+    """
+
+    def __init__(self, *, by_row: bool) -> None:
+        self._by_row = by_row
+        self._index: dict[Key, int] = {}
+        self._place: list[str | None] = []
         self._run: list[Any] = []
         self._configuration: dict[str, list[Any]] = {name: [] for name in CONFIGURATION}
         self._validation: set[int] = set()
 
-    def places(self, part: Columns) -> np.ndarray:
-        # Rows of a mixed zoo are numbered per size, so they identify no network.
-        rows = [None] * len(part["row"]) if "kind" in part else part["row"].astype(int).tolist()
+    def indices(self, part: Columns) -> np.ndarray:
+        rows = part["row"].astype(int).tolist()
+        kinds = part["kind"].tolist() if "kind" in part else [None] * len(rows)
         runs = part["run"].tolist() if "run" in part else [None] * len(rows)
-        accuracy = np.round(part["accuracy"], DIGITS).tolist()
+        accuracy = _identical(part["accuracy"])
         out = np.zeros(len(rows), dtype=int)
-        for i, (row, run, value) in enumerate(zip(rows, runs, accuracy, strict=True)):
-            key = (row if run is None else str(run), value)
-            place = self._place.setdefault(key, len(self._place))
-            if place == len(self._row):
-                self._row.append(row)
+        for i, (row, kind, run) in enumerate(zip(rows, kinds, runs, strict=True)):
+            place = f"#{row}" if kind is None else f"/{kind}#{row}"
+            key = (place if run is None or self._by_row else str(run), accuracy[i])
+            index = self._index.setdefault(key, len(self._index))
+            if index == len(self._place):
+                self._place.append(place)
                 self._run.append(run)
                 for name, column in self._configuration.items():
-                    column.append(part[name][i])
-            elif self._row[place] != row:
-                self._row[place] = None
-            out[i] = place
+                    column.append(plain(part[name][i]))
+            elif self._place[index] != place:
+                self._place[index] = None
+            out[i] = index
         return out
 
     def note_validation(self, everything: Columns) -> None:
         chosen = (everything["split"] == "val") & np.isfinite(everything["accuracy"])
         part = {name: values[chosen] for name, values in everything.items()}
-        self._validation.update(self.places(part).tolist())
+        self._validation.update(self.indices(part).tolist())
 
     def networks(self) -> Networks:
         return Networks(
-            row=self._row,
+            key=[*self._index],
+            place=self._place,
             run=self._run,
-            accuracy=np.array([accuracy for _, accuracy in self._place], dtype=float),
+            accuracy=np.array([accuracy for _, accuracy in self._index], dtype=float),
             configuration=self._configuration,
             validation=np.array(sorted(self._validation), dtype=int),
         )
+
+
+def _identical(accuracy: np.ndarray) -> list[float]:
+    """Accuracies rounded, equal for a zoo and for predictions, which went through float32."""
+    rounded: list[float] = np.round(accuracy.astype(np.float32).astype(float), DIGITS).tolist()
+    return rounded
+
+
+def plain(value: Any) -> Any:
+    """A value of a configuration as JSON has it; None where an imported zoo does not know it."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value == "" or (isinstance(value, float) and not np.isfinite(value)):
+        return None
+    return value if value is None or isinstance(value, int | float | str) else str(value)
 
 
 @dataclass(frozen=True)
@@ -232,22 +264,17 @@ class NamedZoo:
 
     Attributes:
         text: its path or name, as in ``tnfn predict RUN text#row``.
-        row: rows of all networks that could be chosen.
-        run: training run of each.
-        accuracy: accuracy of each.
+        places: of all networks that could be chosen, as in `Networks`.
+        accuracy: of each network.
     """
 
     text: str
-    row: np.ndarray
-    run: np.ndarray
+    places: dict[Key, str]
     accuracy: np.ndarray
 
-    def rows_of(self, networks: Networks) -> list[int | None]:
-        """Rows of networks in this zoo, by training run and accuracy."""
-        keys = zip(self.run.tolist(), self.accuracy.tolist(), strict=True)
-        place = dict(zip(keys, self.row.tolist(), strict=True))
-        pairs = zip(networks.run, networks.accuracy.tolist(), strict=True)
-        return [place.get((str(run), accuracy)) for run, accuracy in pairs]
+    def places_of(self, networks: Networks) -> list[str | None]:
+        """Places of networks in this zoo."""
+        return [self.places.get(key) for key in networks.key]
 
 
 def named_zoos(study: Study, texts: list[str]) -> dict[str, NamedZoo]:
@@ -258,7 +285,7 @@ def named_zoos(study: Study, texts: list[str]) -> dict[str, NamedZoo]:
     """
     sources: dict[str, NamedZoo] = {}
     for text in texts:
-        opened = Zoo.open(resolve(text, "zoo"))
+        opened = open_zoo(resolve(text, "zoo"))
         fitting = {zoo.label: source for zoo in study.zoos if (source := _if_of(text, opened, zoo))}
         if not fitting:
             raise RunError(
@@ -269,14 +296,32 @@ def named_zoos(study: Study, texts: list[str]) -> dict[str, NamedZoo]:
     return sources
 
 
-def _if_of(text: str, opened: Zoo, zoo: ZooStudy) -> NamedZoo | None:
+def _if_of(text: str, opened: Zoo | MixedZoo | ModelZoo, zoo: ZooStudy) -> NamedZoo | None:
     networks = held_out(zoo).networks
-    if zoo.best is None or not len(networks.row):
+    if zoo.best is None or not networks.key or zoo.best.own != isinstance(opened, ModelZoo):
         return None
-    chosen = zoo.best.record.selection
-    rows = opened.select(
-        percent=chosen.get("percent"), min_accuracy=chosen.get("min_accuracy") or None
-    )
-    accuracy = np.round(opened.table["test_accuracy"][rows].astype(float), DIGITS)
-    source = NamedZoo(text, rows, opened.table["run"][rows].astype(str), accuracy)
-    return None if None in source.rows_of(networks) else source
+    chosen = list(_networks_of(opened, zoo.best))
+    source = NamedZoo(text, dict(chosen), np.array([accuracy for (_, accuracy), _ in chosen]))
+    return None if None in source.places_of(networks) else source
+
+
+def _networks_of(opened: Zoo | MixedZoo | ModelZoo, run: Run) -> Iterator[tuple[Key, str]]:
+    """Key and place of every network of a zoo that the run could choose."""
+    column, chosen = run.target.column, run.record.selection
+    if isinstance(opened, ModelZoo):
+        values = opened.targets.get(column, np.array([]))
+        if values.dtype.kind == "f":
+            for row, accuracy in enumerate(_identical(values)):
+                yield (f"#{row}", accuracy), f"#{row}"
+        return
+    zoos = opened.zoos if isinstance(opened, MixedZoo) else {"": opened}
+    for kind, zoo in zoos.items():
+        if kind in chosen.get("left_out", ()):
+            continue
+        rows = zoo.select(percent=run.percent, min_accuracy=chosen.get("min_accuracy") or None)
+        inside = f"{kind}/" if kind else ""
+        accuracies = _identical(zoo.table[column][rows])
+        for row, accuracy in zip(rows.tolist(), accuracies, strict=True):
+            if np.isfinite(accuracy):
+                key = (f"{inside}{zoo.table['run'][row]}", accuracy)
+                yield key, f"/{kind}#{row}" if kind else f"#{row}"

@@ -81,12 +81,11 @@ def setting(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
 
 
-def network_name(zoo: str, row: int | None, run: Any = None) -> str:
-    """A row of a zoo, quoted for a shell and ``tnfn predict``; without a row, its training run."""
-    if row is None:
+def network_name(zoo: str, place: str | None, run: Any = None) -> str:
+    """A network of a zoo, quoted for a shell and ``tnfn predict``; without a place, its run."""
+    if place is None:
         return f"run {run}"
-    name = f"{zoo}#{row}"
-    return name if shlex.quote(zoo) == zoo else shlex.quote(name)
+    return zoo + place if shlex.quote(zoo) == zoo else shlex.quote(zoo + place)
 
 
 def _short(value: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -15,11 +15,11 @@ from transformer_nfn import __version__
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.files import write_text
 from transformer_nfn.known_tasks import seeds_text
-from transformer_nfn.paper.gather import Study, ZooStudy, gather
+from transformer_nfn.paper.gather import ABOUT, Run, Study, ZooStudy, gather
 from transformer_nfn.paper.table_text import mean_tau, mean_text, zoo_seeds, zoo_size
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.report import tables
-from transformer_nfn.report.chart_data import as_script, study_data, zoo_data
+from transformer_nfn.report.chart_data import as_script, study_data, zoo_data, zoo_reference
 from transformer_nfn.report.findings import calibration
 from transformer_nfn.report.held_out import HeldOut, NamedZoo, held_out, named_zoos
 from transformer_nfn.report.number_text import (
@@ -92,12 +92,20 @@ def page(study: Study, origin: Origin, sources: dict[str, NamedZoo] | None = Non
         sources: the named zoos, by label.
     """
     sources = sources or {}
-    tested = [_within(held_out(zoo), sources.get(zoo.label)) for zoo in study.zoos]
+    tested = [
+        held_out(zoo).within(sources[zoo.label]) if zoo.label in sources else held_out(zoo)
+        for zoo in study.zoos
+    ]
     drawn = [
         zoo_data(zoo, part, study.curves.get(zoo.label), sources.get(zoo.label))
         for zoo, part in zip(study.zoos, tested, strict=True)
     ]
-    data = {"zoos": drawn, "mostPoints": MOST_POINTS, **study_data(study)}
+    data = {
+        "zoos": drawn,
+        "mostPoints": MOST_POINTS,
+        "headings": tables.HEADINGS,
+        **study_data(study),
+    }
     sections = [
         ("run", "What was run", what_was_run(study, origin, sources)),
         ("models", "The models", _models(study, tested)),
@@ -105,7 +113,7 @@ def page(study: Study, origin: Origin, sources: dict[str, NamedZoo] | None = Non
         ("curve", "Learning curve", _learning_curves(study, drawn)),
         ("figures", "Figures", _figures(study, drawn)),
         ("intervals", "The intervals", _intervals(study, tested)),
-        ("failures", "Where the predictor fails", _failures(study, tested, drawn)),
+        ("failures", "Where the predictor fails", _failures(study, tested, sources)),
         ("runs", "Every run", _every_run(study)),
     ]
     present = [section for section in sections if section[2]]
@@ -140,13 +148,6 @@ errors are over seeds. The paper’s numbers are as printed there.</p></footer>
 </body>
 </html>
 """
-
-
-def _within(tested: HeldOut, source: NamedZoo | None) -> HeldOut:
-    """With the rows and accuracies of the named zoo."""
-    if source is None:
-        return tested
-    return tested.within(source.rows_of(tested.networks), source.accuracy)
 
 
 def page_head(title: str) -> str:
@@ -217,7 +218,7 @@ def _figures(study: Study, drawn: list[dict[str, Any]]) -> str:
             parts.append(_figure("scatter", index, zoo, _scatter_caption(f"z{index}", data)))
         if data["histogram"]:
             total = shown(f"z{index}.histogram", f"{data['histogram']['total']:,}")
-            which = "networks of the zoo at the checkpoint that was read."
+            which = "networks of the zoo that could be chosen."
             if data["everything"] is None:
                 which = (
                     "networks in validation and test parts. Those to train on are not in the "
@@ -247,8 +248,8 @@ def _scatter_caption(key: str, data: dict[str, Any]) -> str:
     caption = (
         f"Predicted against true accuracy on the test networks, each prediction {whose}; on the "
         "diagonal it is right, the level line is what always saying the mean gives. τ is that "
-        "of the table: the mean over seeds, or the chosen seed’s. Point at a network, or focus a "
-        "chart and use the arrow keys, to see its configuration."
+        f"of the table{': the mean over seeds, or the chosen seed’s' if seeds > 1 else ''}. Point "
+        "at a network, or focus a chart and use the arrow keys, to see its numbers."
     )
     most = max(len(_tested_places(model, data["parts"])) for model in data["models"])
     if most > MOST_POINTS:
@@ -286,10 +287,11 @@ def _intervals(study: Study, tested: list[HeldOut]) -> str:
     return "".join(blocks)
 
 
-def _failures(study: Study, tested: list[HeldOut], drawn: list[dict[str, Any]]) -> str:
+def _failures(study: Study, tested: list[HeldOut], sources: dict[str, NamedZoo]) -> str:
     blocks = []
     for index, (zoo, part) in enumerate(zip(study.zoos, tested, strict=True)):
-        found = tables.failures(index, zoo, part, drawn[index]["zoo"])
+        reference = zoo_reference(zoo, sources.get(zoo.label))
+        found = tables.failures(index, zoo, part, reference)
         if found:
             blocks.append(f"{_zoo_title(study, zoo)}{found}")
     return "".join(blocks)
@@ -310,8 +312,9 @@ def zoo_names(study: Study) -> str:
 
 def lede(study: Study) -> str:
     """One sentence: which models predict what, and which is best."""
+    targets = " and the ".join(dict.fromkeys(run.target.what for run in study.runs))
     text = (
-        f"{_who(study)} the test accuracy of small transformers from nothing but their weights: "
+        f"{_who(study)} the {quoted(targets)} of transformers from nothing but their weights: "
         f"{quoted(zoo_names(study))}."
     )
     titles = [zoo.label.partition(",")[0] for zoo in study.zoos]
@@ -379,7 +382,7 @@ def what_was_run(study: Study, origin: Origin, sources: dict[str, NamedZoo]) -> 
         f'<dl class="facts"><div><dt>Written</dt><dd><time datetime="'
         f'{origin.written:%Y-%m-%dT%H:%MZ}">{quoted(origin.date)}</time></dd></div>'
         f'<div class="wide"><dt>Command</dt><dd><code>{quoted(origin.command)}</code></dd></div>'
-        "</dl>"
+        f"{_left_out(study.others)}</dl>"
     ]
     for index, zoo in enumerate(study.zoos):
         facts = _facts(index, zoo, sources.get(zoo.label))
@@ -394,6 +397,15 @@ def what_was_run(study: Study, origin: Origin, sources: dict[str, NamedZoo]) -> 
     return "".join(blocks)
 
 
+def _left_out(others: Sequence[Run]) -> str:
+    """Runs that the report is not about."""
+    if not others:
+        return ""
+    names = ", ".join(f"{run.folder} ({run.target.what})" for run in others)
+    text = f"{quoted(names)}: {quoted(ABOUT)}"
+    return f'<div class="wide"><dt>Runs left out</dt><dd>{text}</dd></div>'
+
+
 def _facts(index: int, zoo: ZooStudy, source: NamedZoo | None) -> list[tuple[str, str]]:
     run = zoo.best or (zoo.main or zoo.runs)[0]
     record, chosen = run.record, run.record.selection
@@ -402,16 +414,20 @@ def _facts(index: int, zoo: ZooStudy, source: NamedZoo | None) -> list[tuple[str
     read = len({run.record.model for run in zoo.runs})
     parts = " / ".join(count(chosen.get(part)) for part in ("train", "val", "test"))
     seed_list = f"{len(seeds)} ({escape(', '.join(seeds))})"
+    of_runs = [
+        ("Their seeds", NOTHING if kind is None else quoted(seeds_text(kind))),
+        ("Their checkpoints", quoted_count(record.zoo.get("networks"))),
+        ("Checkpoints read", _checkpoint(run.percent)),
+        ("Accuracy from", quoted(threshold(chosen.get("min_accuracy")))),
+    ]
     return [
         ("Zoo", f"<code>{quoted(str(record.zoo.get('name') or 'unknown'))}</code>"
          if source is None else f"<code>{quoted(source.text)}</code>"),
         ("Task", quoted(str(record.zoo.get("task", "unknown")))),
+        ("Predicted", quoted(run.target.what)),
         ("Networks in the zoo", NOTHING if size is None else shown(f"{key}.size", f"{size:,}")),
-        ("Their seeds", NOTHING if kind is None else quoted(seeds_text(kind))),
-        ("Their checkpoints", quoted_count(record.zoo.get("networks"))),
-        ("Architecture", _architecture(record.zoo.get("architecture"))),
-        ("Checkpoints read", _checkpoint(chosen.get("percent"))),
-        ("Accuracy from", quoted(threshold(chosen.get("min_accuracy")))),
+        *([] if run.own else of_runs),
+        ("Architecture", _architecture(record.zoo)),
         ("Train / validation / test", shown(f"{key}.parts", parts)),
         ("Seeds of the predictors", shown(f"{key}.seeds", seed_list) if seeds else NOTHING),
         ("Models compared", shown(f"{key}.compared", str(len(zoo.finished)))),
@@ -425,11 +441,14 @@ def quoted_count(value: Any) -> str:
     return quoted(f"{value:,}") if isinstance(value, int) else NOTHING
 
 
-def _architecture(value: Any) -> str:
-    """Sizes of a network of the zoo."""
-    if not isinstance(value, dict) or not {"blocks", "d_model", "heads"} <= value.keys():
-        return NOTHING
-    return quoted(f"{value['blocks']} blocks, width {value['d_model']}, {value['heads']} heads")
+def _architecture(zoo: Mapping[str, Any]) -> str:
+    """Sizes of the networks of a zoo, or their families."""
+    value = zoo.get("architecture")
+    if isinstance(value, dict) and {"blocks", "d_model", "heads"} <= value.keys():
+        return quoted(f"{value['blocks']} blocks, width {value['d_model']}, {value['heads']} heads")
+    families = [f"{count:,} {name}" for name, count in zoo.get("families", {}).items()]
+    names = ", ".join(families or zoo.get("architectures", ()))
+    return quoted(names) if names else NOTHING
 
 
 def _checkpoint(percent: Any) -> str:

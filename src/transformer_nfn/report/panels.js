@@ -6,7 +6,7 @@ function testedSeeds(model) {
 }
 
 function meanOfSeeds(zoo, seeds) {
-  const size = zoo.networks.row.length;
+  const size = zoo.networks.accuracy.length;
   const times = new Int32Array(size);
   const sums = {};
   for (const field of ["predicted", "low", "high"]) sums[field] = new Float64Array(size);

@@ -82,10 +82,11 @@ const SHAPES = [
   (x, y, r) => `M${x - r * 0.88} ${y - r * 0.88}h${1.76 * r}v${1.76 * r}h${-1.76 * r}z`,
   (x, y, r) => `M${x} ${y - 1.2 * r}l${1.15 * r} ${2 * r}h${-2.3 * r}z`,
   (x, y, r) => `M${x} ${y - 1.3 * r}l${1.3 * r} ${1.3 * r}l${-1.3 * r} ${1.3 * r}l${-1.3 * r} ${-1.3 * r}z`,
-  (x, y, r) => `M${x - r} ${y - r}l${2 * r} ${2 * r}m0 ${-2 * r}l${-2 * r} ${2 * r}`,
+  (x, y, r) => `M${x - 0.4 * r} ${y - 1.1 * r}h${0.8 * r}v${2.2 * r}h${-0.8 * r}zM${x - 1.1 * r} ${y - 0.4 * r}h${2.2 * r}v${0.8 * r}h${-2.2 * r}z`,
 ];
 const OPTIMISERS = ["sgd", "sgdm", "adam", "rmsprop"];
 function optimiser(name) {
+  if (name === null) return 0;
   const index = OPTIMISERS.indexOf(String(name).toLowerCase());
   return index < 0 ? 4 : index;
 }

@@ -1,7 +1,4 @@
 // Predicted against true accuracy: a panel for each model, or one model large.
-const SETTINGS = [["optimizer", "Optimiser"], ["learning_rate", "Learning rate"], ["l2", "L2"],
-  ["init_std", "Init std"], ["dropout", "Dropout"], ["train_fraction", "Train fraction"]];
-
 function setting(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
@@ -43,8 +40,10 @@ function scatter(canvas, zoo) {
   const to = Math.min(1, Math.ceil(most * step) / step);
   const holders = wanted.map(() => make("div", {}, panels));
   const updates = wanted.map((panel, i) => scatterPanel(holders[i], zoo, panel, from, to, single));
+  const { settings } = zoo.networks;
+  if (!settings.optimizer) return;
   const shown = new Set(all.flatMap((panel) => panel.network));
-  const names = [...new Set([...shown].map((n) => String(zoo.networks.optimizer[n])))]
+  const names = [...new Set([...shown].map((n) => setting(settings.optimizer[n])))]
     .sort((a, b) => optimiser(a) - optimiser(b));
   const only = (name) => updates.forEach((update) => update(name));
   key(canvas, names.map((name) => ({ name, shape: optimiser(name),
@@ -96,6 +95,7 @@ function scatterPanel(holder, zoo, panel, from, to, single) {
   }
   draw("line", { class: "diagonal", x1: x(from), y1: y(from), x2: x(to), y2: y(to) }, svg);
   const { networks } = zoo;
+  const { settings } = networks;
   const clip = (value) => Math.max(from, Math.min(to, value));
   const order = panel.network.map((_, i) => i)
     .sort((a, b) => networks.accuracy[panel.network[a]] - networks.accuracy[panel.network[b]]);
@@ -103,7 +103,8 @@ function scatterPanel(holder, zoo, panel, from, to, single) {
   const points = draw("g", {}, svg);
   const marks = order.map((i) => {
     const n = panel.network[i];
-    const kind = optimiser(networks.optimizer[n]);
+    const name = settings.optimizer ? setting(settings.optimizer[n]) : null;
+    const kind = optimiser(name);
     const color = `var(--o${kind})`;
     const [px, py] = [x(networks.accuracy[n]), y(panel.predicted[i])];
     const known = panel.low[i] !== null && panel.high[i] !== null;
@@ -113,8 +114,7 @@ function scatterPanel(holder, zoo, panel, from, to, single) {
     const node = draw("path", { class: "point", fill: color,
       d: SHAPES[kind](px, py, single ? 4 : 3) }, points);
     const mark = {
-      x: px, y: py, node, whisker, name: String(networks.optimizer[n]),
-      title: networks.row[n] === null ? `run ${networks.run[n]}` : `${zoo.zoo}#${networks.row[n]}`,
+      x: px, y: py, node, whisker, name, title: networks.name[n],
       halo(parent) {
         interval(parent, "interval");
         draw("circle", { class: "halo", cx: px, cy: py, r: single ? 7 : 6 }, parent);
@@ -124,7 +124,7 @@ function scatterPanel(holder, zoo, panel, from, to, single) {
         [`Predicted, ${panel.whose}`, share(panel.predicted[i])],
         ["Interval", known ? `${share(panel.low[i])} to ${share(panel.high[i])}` : "–"],
         ["Run", setting(networks.run[n])],
-        ...SETTINGS.map(([field, label]) => [label, setting(networks[field][n])]),
+        ...Object.keys(settings).map((key) => [headings[key], setting(settings[key][n])]),
       ],
     };
     return mark;

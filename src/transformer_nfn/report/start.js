@@ -1,6 +1,6 @@
 // Draws every chart, again when its width changes, and lets a reader choose a table.
 const data = JSON.parse(document.getElementById("data").textContent);
-const { zoos, mostPoints } = data;
+const { zoos, mostPoints, headings } = data;
 const CHARTS = {
   taus, calibration, scatter, histogram, sizes,
   "curve-val_tau": curve("val_tau", "Validation τ while training", "validation τ"),

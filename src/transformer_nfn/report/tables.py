@@ -20,7 +20,8 @@ from transformer_nfn.paper.table_text import (
     seeds_together,
     zoo_seeds,
 )
-from transformer_nfn.prediction.runs import CONFIGURATION, IDENTITY, RunRecord
+from transformer_nfn.prediction.runs import IDENTITY
+from transformer_nfn.prediction.target import ACCURACY_COLUMN
 from transformer_nfn.report.findings import (
     ALWAYS_THE_MEAN,
     Baseline,
@@ -186,11 +187,35 @@ def calibration_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
         "Counted over the test networks of all seeds; each seed’s intervals were calibrated on "
         "validation networks alone. The last two columns are of <code>tnfn predict</code>, which "
         "takes the mean of the seeds and calibrates on validation and test networks together: "
-        "how far its intervals reach, and how often they held on random halves, as the run "
-        "recorded it."
+        "how far its intervals reach (farther for networks unlike those trained on), and how "
+        "often they held on random halves, as the run recorded it."
     )
     caption = f"How often the intervals hold · {quoted(zoo.label)}"
     return table(caption, head, rows, "numbers", note)
+
+
+def too_narrow(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
+    """A warning for each model whose intervals hold for significantly less than they aim at."""
+    warnings = ""
+    for index, run in enumerate(zoo.finished):
+        model, level = tested.of(run), finite(run.record.summary.get("level"))
+        held = None if model is None else calibration(tested, model)
+        if held is None or not held.falls_short(level):
+            continue
+        texts = {
+            "aim": percent(level),
+            "inside": percent(held.inside),
+            "networks": counted(held.networks, "test network"),
+            "sampled": " to ".join(percent(end) for end in held.sampled),
+        }
+        text = {name: shown(f"{key}.m{index}.short.{name}", text) for name, text in texts.items()}
+        warnings += (
+            '<p class="note warning">Calibrated on validation networks, the intervals of '
+            f"<b>{quoted(run.name)}</b> are too narrow: they aim at {text['aim']} and held "
+            f"{text['inside']} of {text['networks']} (<span data-quoted>95 %</span> interval of "
+            f"that share: {text['sampled']}).</p>"
+        )
+    return warnings
 
 
 def paper_table(key: str, view: TableView) -> str:
@@ -260,15 +285,15 @@ def worst_table(key: str, name: str, zoo: str, networks: list[WorstNetwork]) -> 
             "predicted": percent(network.predicted),
             "interval": f"<span{missed}>{low}–{high} %</span>" if bounds else NOTHING,
             "error": f"<b>{error if error.startswith('−') else f'+{error}'}</b>",
-            **{key: escape(setting(network.configuration[key])) for key in CONFIGURATION},
+            **{name: escape(setting(value)) for name, value in network.configuration.items()},
         }
         at = f"{key}.w{index}"
         first = shown(
-            f"{at}.id", f"<code>{escape(network_name(zoo, network.row, network.run))}</code>"
+            f"{at}.id", f"<code>{escape(network_name(zoo, network.place, network.run))}</code>"
         )
         rows.append(_row(first, (shown(f"{at}.{key}", text) for key, text in cells.items())))
     head = ["Network", "Run", "True", "Predicted", "Interval", "Error (points)",
-            *HEADINGS.values()]  # fmt: skip
+            *(HEADINGS[name] for name in networks[0].configuration)]  # fmt: skip
     caption = f"Worst networks of {quoted(name)}, means over the seeds that tested them"
     return table(caption, head, rows, "numbers")
 
@@ -283,7 +308,7 @@ def runs_table(runs: list[Run]) -> str:
         tau = mean_text(*mean_tau(record))
         parts = " / ".join(count(chosen.get(part)) for part in ("train", "val", "test"))
         cells = [
-            quoted(_zoo_name(record)),
+            quoted(_zoo_name(run)),
             quoted(where) if where else NOTHING,
             quoted(threshold(chosen.get("min_accuracy"))),
             quoted(setting(chosen.get("augment"))),
@@ -297,9 +322,12 @@ def runs_table(runs: list[Run]) -> str:
     return table(f"All {shown('runs', f'{len(runs):,}')} runs", head, rows, "numbers")
 
 
-def _zoo_name(record: RunRecord) -> str:
-    name, kind = str(record.zoo.get("name") or record.zoo.get("task") or ""), zoo_seeds(record)
-    return name if kind is None else f"{name}, {seeds_text(kind)}"
+def _zoo_name(run: Run) -> str:
+    zoo, kind = run.record.zoo, zoo_seeds(run.record)
+    words = [str(zoo.get("name") or zoo.get("task") or "")]
+    words += [] if kind is None else [seeds_text(kind)]
+    words += [] if run.target.column == ACCURACY_COLUMN else [run.target.what]
+    return ", ".join(words)
 
 
 def protocol_table(runs: list[Run]) -> str:
@@ -332,7 +360,8 @@ def intervals(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
         f"<div>{group_table(f'{key}.inside{i}', table, 'In interval', share=True)}</div>"
         for i, table in enumerate(shares)
     )
-    return f'<div class="block">{counted}</div><div class="pair">{heat}</div>'
+    warnings = too_narrow(key, zoo, tested)
+    return f'<div class="block">{warnings}{counted}</div><div class="pair">{heat}</div>'
 
 
 def failures(index: int, zoo: ZooStudy, tested: HeldOut, reference: str) -> str:
@@ -372,7 +401,7 @@ def failures(index: int, zoo: ZooStudy, tested: HeldOut, reference: str) -> str:
 
 def _predict_command(run: Run, reference: str, networks: list[WorstNetwork]) -> str:
     """The command that predicts the first network of a table."""
-    if any(network.row is None for network in networks):
+    if any(network.place is None for network in networks):
         text = (
             "The runs count the rows of the zoo differently, so networks are named by their "
             "training: <code>tnfn report --zoo</code> finds their rows."
@@ -380,7 +409,7 @@ def _predict_command(run: Run, reference: str, networks: list[WorstNetwork]) -> 
         return f'<p class="note">{text}</p>'
     kept = any((run.folder / f"seed-{seed.get('seed')}").is_dir() for seed in run.record.seeds)
     folder = shlex.quote(str(run.folder)) if kept else "RUN"
-    command = f"tnfn predict {folder} {network_name(reference, networks[0].row)}"
+    command = f"tnfn predict {folder} {network_name(reference, networks[0].place)}"
     text = f"A network is named as <code>predict</code> takes it: <code>{quoted(command)}</code>."
     if not kept:
         text += " This run kept no predictors; RUN is one that did."
@@ -398,7 +427,7 @@ def _sentence(
     part = model.rows
     off = part.predicted - tested.networks.accuracy[part.network]
     worst = worst_networks(tested, model, 1)[0]
-    name = network_name(reference, worst.row, worst.run)
+    name = network_name(reference, worst.place, worst.run)
     text = (
         f"<b>{quoted(model.name)}</b>, the best model, is off by "
         f"{shown(f'{key}.best.mae', points(np.abs(off).mean()))} on average. Furthest off is "

@@ -15,6 +15,7 @@ from transformer_nfn.zoo.damage import ORIGIN, damages
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.store.model_zoo import ModelZoo
 from transformer_nfn.zoo.store.zoo import MixedZoo, Zoo
+from transformer_nfn.zoo.targets import TEST_ACCURACY, accuracy_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +37,7 @@ def summarise(zoo: Zoo) -> dict[str, Any]:
     (160, {12: 160}, 160)
     """
     accuracy = zoo.table["test_accuracy"].astype(float)
-    counts, edges = accuracy_counts(zoo, BINS)
+    counts, edges = accuracy_counts(accuracy, BINS)
     epochs, rows = np.unique(zoo.table["epoch"][~zoo.table["best"]], return_counts=True)
     return {
         "path": str(zoo.path),
@@ -116,27 +117,44 @@ def summarise_models(zoo: ModelZoo) -> dict[str, Any]:
     }
 
 
-def accuracy_counts(zoo: Zoo, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Counts and bin edges of the test accuracies of all checkpoints, from 0 to 1."""
-    accuracy = zoo.table["test_accuracy"].astype(float)
+def accuracy_counts(accuracy: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """Counts and bin edges of the known accuracies, from 0 to 1."""
     return np.histogram(accuracy[~np.isnan(accuracy)], bins=bins, range=(0.0, 1.0))
 
 
-def _bars(axes: Axes, zoo: Zoo, bins: int, **style: Any) -> None:
-    counts, edges = accuracy_counts(zoo, bins)
+def _bars(axes: Axes, accuracy: np.ndarray, bins: int, **style: Any) -> None:
+    counts, edges = accuracy_counts(accuracy.astype(float), bins)
     axes.bar(100 * edges[:-1], counts, width=100 / bins, align="edge", **style)
     axes.set(xlim=(0, 100), yscale="log")
     axes.set_ylim(bottom=0.7)
     axes.grid(visible=False, axis="x")
 
 
-def paint_accuracies(figure: Figure, zoo: Zoo, bins: int = 20, color: str | None = None) -> None:
+def paint_accuracies(
+    figure: Figure, zoo: Zoo | ModelZoo, bins: int = 20, color: str | None = None
+) -> None:
     """Draw the histogram on a figure, counts in log scale."""
-    axes = figure.subplots()
-    _bars(axes, zoo, bins, color=color, edgecolor="white", linewidth=0.8)
-    axes.set(xlabel="test accuracy (%)", ylabel="networks (log scale)")
-    name = task_title(zoo.metadata["task"]["name"])
-    axes.set_title(f"{name}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}", loc="left")
+    axes, column = figure.subplots(), TEST_ACCURACY
+    if isinstance(zoo, ModelZoo):
+        column, name = needed_accuracies(zoo), zoo.path.name
+        title = f"{name}: {len(zoo):,} networks"
+    else:
+        name = task_title(zoo.metadata["task"]["name"])
+        title = f"{name}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}"
+    _bars(axes, zoo.table[column], bins, color=color, edgecolor="white", linewidth=0.8)
+    axes.set(xlabel=f"{column.replace('_', ' ')} (%)", ylabel="networks (log scale)")
+    axes.set_title(title, loc="left")
+
+
+def needed_accuracies(zoo: ModelZoo) -> str:
+    """The column of a zoo of checkpoints with their accuracies; an error if it has none."""
+    column = accuracy_column(zoo.targets)
+    if column is None:
+        raise ZooError(
+            f"'{zoo.path}' has no accuracies: expected numbers from 0 to 1 in a column named so, "
+            f"found {', '.join(zoo.targets) or 'no targets'}"
+        )
+    return column
 
 
 def _paint_groups(figure: Figure, mixed: MixedZoo, bins: int) -> None:
@@ -146,7 +164,7 @@ def _paint_groups(figure: Figure, mixed: MixedZoo, bins: int) -> None:
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     panels = list(grid.flat)
     for axes, (name, zoo) in zip(panels, mixed.zoos.items(), strict=False):
-        _bars(axes, zoo, bins)
+        _bars(axes, zoo.table[TEST_ACCURACY], bins)
         axes.set_title(f"{name}: {len(zoo):,}", loc="left", fontsize="small")
     for axes in panels[len(mixed.zoos) :]:
         axes.set_visible(False)
@@ -156,7 +174,7 @@ def _paint_groups(figure: Figure, mixed: MixedZoo, bins: int) -> None:
     figure.suptitle(title)
 
 
-def plot_accuracies(zoo: Zoo | MixedZoo, out: Path, bins: int) -> Path:
+def plot_accuracies(zoo: Zoo | MixedZoo | ModelZoo, out: Path, bins: int) -> Path:
     """Draw the histogram into ``out``, a png, pdf or svg by its suffix."""
     if isinstance(zoo, MixedZoo):
         if not zoo.zoos:

@@ -6,7 +6,7 @@ import csv
 import datetime
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
@@ -25,8 +25,11 @@ FILE = "file"
 """The column that names the file or folder of each network."""
 RESERVED = ("network", "family", "checksum", "bytes")
 """Columns of the index of a zoo, which no target may be called."""
+TEST_ACCURACY = "test_accuracy"
+"""Column of the accuracies of a built zoo."""
 NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,16}\s*")
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _NOT_FINITE = re.compile(r"\s*[+-]?(nan|inf|infinity)\s*", re.IGNORECASE)
 
 Value = int | float | str
@@ -139,6 +142,27 @@ def plain_targets(targets: dict[str, Any]) -> dict[str, Value]:
             raise ZooError(f"target '{name}' expected a finite number or a text, found {value!r}")
         out[name] = found
     return out
+
+
+def names_accuracy(column: str) -> bool:
+    """Whether a column is named as an accuracy: one of its words is accuracy, or acc.
+
+    >>> [names_accuracy(name) for name in ("test_accuracy", "valAcc", "acc@1", "loss", "access")]
+    [True, True, True, False, False]
+    """
+    return not {"accuracy", "acc"}.isdisjoint(word.lower() for word in _WORD.findall(column))
+
+
+def is_accuracy(column: str, values: np.ndarray) -> bool:
+    """Whether a column holds accuracies: it is named so, and its numbers are from 0 to 1."""
+    inside = values.dtype.kind == "f" and bool(((values >= 0) & (values <= 1)).all())
+    return inside and names_accuracy(column)
+
+
+def accuracy_column(targets: Mapping[str, np.ndarray]) -> str | None:
+    """Name of the column with the accuracies of networks: `TEST_ACCURACY`, else the first."""
+    names = sorted(targets, key=lambda name: name != TEST_ACCURACY)
+    return next((name for name in names if is_accuracy(name, targets[name])), None)
 
 
 def as_column(values: Sequence[Value]) -> np.ndarray:
