@@ -1,17 +1,21 @@
 """Measure time and memory of relating two checkpoints, and of proving that they are the same.
 
     python benchmarks/checkpoints.py [--json FILE] [--quick | --sizes 124M] [--plot costs.png]
+    python benchmarks/checkpoints.py --memory
 
 GPT-2 of 124 M weights (random, as the library initialises it), its disguise and a stranger; one
 block of Llama 7B's size in bfloat16; GPT-2s of other sizes for the plot. Each measurement is a
 process of its own, so that the memory is that of the process at its peak, PyTorch (about 0.25 GiB)
-included; seconds do not count importing it. Needs the extra `transformers`.
+included; seconds do not count importing it. `--memory` instead compares a bfloat16 Llama of four
+blocks of width 2,048 with its disguise in two processes: one keeps freed memory, as the command
+line does, the other returns it to the system. Needs the extra `transformers`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import shutil
 import tempfile
 import time
@@ -32,6 +36,10 @@ LIMITS = {
 """Seconds and GiB that must not be exceeded on two cores."""
 SIZES = {"14M": (256, 4, 4), "45M": (512, 6, 8), "124M": (768, 12, 12), "355M": (1024, 24, 16)}
 """Width, blocks and heads of the GPT-2s in the plot."""
+NARROW = {
+    "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16,
+    "num_key_value_heads": 16, "num_hidden_layers": 4,
+}  # fmt: skip
 LLAMA_BLOCKS = 32
 LLAMA = {
     "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32,
@@ -50,12 +58,13 @@ def make_gpt2(folder: Path, size: str, seed: int) -> None:
     GPT2LMHeadModel(config).save_pretrained(folder)
 
 
-def make_llama(folder: Path, seed: int) -> None:
-    """One block of Llama 7B's size between small embeddings, in bfloat16."""
+def make_llama(folder: Path, seed: int, sizes: dict[str, int] | None = None) -> None:
+    """A random Llama in bfloat16: by default one block of 7B's size between small embeddings."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    LlamaForCausalLM(LlamaConfig(**LLAMA)).to(torch.bfloat16).save_pretrained(folder)
+    config = LlamaConfig(**LLAMA | (sizes or {}))
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
 def make_disguise(source: Path, out: Path, seed: int) -> None:
@@ -67,17 +76,22 @@ def make_disguise(source: Path, out: Path, seed: int) -> None:
         disguise(model, out, torch.Generator().manual_seed(seed), condition=10.0)
 
 
-def relate_files(first: Path, second: Path, prove: bool) -> dict[str, Any]:
-    """Seconds and peak memory of one relation."""
+def relate_files(first: Path, second: Path, prove: bool, keep: bool = False) -> dict[str, Any]:
+    """Seconds, page faults and peak memory of one relation."""
     from transformer_nfn.checkpoints import relate
     from transformer_nfn.checkpoints.families import open_model
+    from transformer_nfn.processes import keep_freed_memory
 
+    if keep:
+        keep_freed_memory()
     start, work = time.perf_counter(), time.process_time()
     with open_model(first) as A, open_model(second) as B:
         relation = relate(A, B, prove=prove)
     return {
         "seconds": time.perf_counter() - start,
         "cpu_seconds": time.process_time() - work,
+        "system_seconds": resource.getrusage(resource.RUSAGE_SELF).ru_stime,
+        "page_faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
         "peak_gib": peak_mib() / 1024,
         "verdict": relation.verdict,
         "same_function": relation.same_function,
@@ -145,6 +159,20 @@ def measure(folder: Path, sizes: list[str], quick: bool) -> dict[str, Any]:
     return rows
 
 
+def measure_memory(folder: Path) -> dict[str, Any]:
+    """One pair in bfloat16, with freed memory returned and kept."""
+    paths = folder / "llama", folder / "disguise"
+    in_a_process(make_llama, paths[0], 0, NARROW)
+    in_a_process(make_disguise, *paths, 7)
+    rows = {}
+    for name, keep in (("freed memory returned", False), ("freed memory kept", True)):
+        rows[name] = row = in_a_process(relate_files, *paths, True, keep)
+        show(name, row)
+        print(f"{'':42s} {row['system_seconds']:.1f} s in the system, "
+              f"{row['page_faults']:,} page faults, {row['verdict']}")  # fmt: skip
+    return rows
+
+
 def show(name: str, row: dict[str, Any]) -> None:
     limit = next((v for k, v in LIMITS.items() if name.endswith(k) and "124M" in name), None)
     limit = LIMITS.get(name, limit)
@@ -186,14 +214,18 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     parser.add_argument("--plot", type=Path, help="also draw them here")
     parser.add_argument("--quick", action="store_true", help="the smallest size only")
+    parser.add_argument("--memory", action="store_true", help="one pair, freed memory kept or not")
     parser.add_argument("--sizes", default=",".join(SIZES), help="GPT-2s, separated by commas")
     parser.add_argument("--folder", type=Path, help="for the files; a temporary one otherwise")
     options = parser.parse_args()
     print(f"threads: {torch.get_num_threads()}")
     sizes = ["14M"] if options.quick else options.sizes.split(",")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        rows = measure(Path(folder), sizes, options.quick)
-    if not options.quick:
+        if options.memory:
+            rows = measure_memory(Path(folder))
+        else:
+            rows = measure(Path(folder), sizes, options.quick)
+    if not (options.quick or options.memory):
         rows["Llama 7B, projected"] = project(rows)
         projected = rows["Llama 7B, projected"]
         print(f"Llama 7B, projected: {projected['seconds']:.0f} s, {projected['peak_gib']:.1f} GiB")

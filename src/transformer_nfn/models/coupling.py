@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK = 256
+from transformer_nfn.processes import map_rows
+
+CHUNK = 64
 """Networks at a time: products of all heads lie in memory together."""
 TINY = 1e-30
 
 
-@torch.no_grad()
 def coupling_features(network: Mapping[str, Any]) -> Tensor:
     """Logarithms of the size of products relative to independent factors, and of their rank.
 
@@ -39,9 +40,7 @@ def coupling_features(network: Mapping[str, Any]) -> Tensor:
     Returns:
         ``[n, F]`` in float64; F depends on the number of blocks and whether there is an embedding.
     """
-    count = network["classifier"]["W_1"].shape[0]
-    parts = [_chunk(network, slice(at, at + CHUNK)) for at in range(0, max(count, 1), CHUNK)]
-    return torch.cat(parts)
+    return map_rows(lambda rows: _chunk(network, rows), network["classifier"]["W_1"], CHUNK)
 
 
 def _chunk(network: Mapping[str, Any], cut: slice) -> Tensor:

@@ -23,12 +23,13 @@ from transformer_nfn.models.statistics import mean_and_scale, signed_log, sorted
 from transformer_nfn.models.tabular import Held, TabularPredictor, TensorPredictor
 from transformer_nfn.models.trees import LightGBMPredictor
 from transformer_nfn.models.whole_network.invariants import eigenvalues, whole_invariants
+from transformer_nfn.processes import map_rows
 from transformer_nfn.spaces import Product, WeightSpace, attention_block, fold
 from transformer_nfn.spaces.weights import tensor_value
 
 FEATURES = "features"
 """Key of networks of any family that holds their invariants, where they were computed before."""
-CHUNK = 256
+CHUNK = 64
 """Networks at a time: products of all heads lie in memory together."""
 FLOOR = 1e-5
 """Share of the largest singular value below which they flatten out.
@@ -45,7 +46,6 @@ PATIENCE = 40
 """Epochs without a smaller validation loss before its training stops."""
 
 
-@torch.no_grad()
 def invariant_features(network: Mapping[str, object], space: WeightSpace) -> Tensor:
     """Features that the group of ``space`` leaves unchanged.
 
@@ -73,17 +73,16 @@ def invariant_features(network: Mapping[str, object], space: WeightSpace) -> Ten
     leaves = [x for weights in blocks for x in weights.values()] + others
     if not leaves:
         raise SpaceError("a network needs blocks, a classifier or an embedding, found none")
-    count = same_batch(leaves)[0].shape[0]
-    rows = []
-    for start in range(0, max(count, 1), CHUNK):
-        cut = slice(start, start + CHUNK)
-        features = []
+
+    def features(rows: slice) -> Tensor:
+        found = []
         for weights in blocks:
-            features += block_features(space, {k: w[cut, 0].double() for k, w in weights.items()})
+            found += block_features(space, {k: w[rows, 0].double() for k, w in weights.items()})
         for x in others:
-            features += _matrix_features(x[cut].double())
-        rows.append(torch.cat(features, -1))
-    return torch.cat(rows)
+            found += _matrix_features(x[rows].double())
+        return torch.cat(found, -1)
+
+    return map_rows(features, same_batch(leaves)[0], CHUNK)
 
 
 def block_features(space: WeightSpace, weights: Mapping[str, Tensor]) -> list[Tensor]:

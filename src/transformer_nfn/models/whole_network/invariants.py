@@ -25,7 +25,6 @@ networks with equal invariants need not be equal.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +34,7 @@ from torch import Tensor
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models.network import map_network
 from transformer_nfn.models.statistics import COUNT, sorted_statistics
+from transformer_nfn.processes import map_rows
 
 CHUNK = 64
 """Networks at a time: products of all heads lie in memory together."""
@@ -85,15 +85,7 @@ def whole_invariants(network: Mapping[str, Any], positions: Tensor | None = None
     weights = {part: network[part] for part in PARTS if network.get(part) is not None}
     doubled = map_network(weights, lambda w: w.double())
     form = evenly_sized(normal_form(doubled, positions))
-    count = form.A.shape[0]
-
-    def rows(start: int) -> Tensor:
-        with torch.no_grad():
-            return torch.cat(_features(_cut(form, slice(start, start + CHUNK))), -1)
-
-    # PyTorch takes eigenvalues of a batch on one core.
-    with ThreadPoolExecutor(torch.get_num_threads() if form.A.is_cpu else 1) as pool:
-        return torch.cat(list(pool.map(rows, range(0, max(count, 1), CHUNK))))
+    return map_rows(lambda rows: torch.cat(_features(_cut(form, rows)), -1), form.A, CHUNK)
 
 
 def _features(form: NormalForm) -> list[Tensor]:
