@@ -49,14 +49,8 @@ def test_other_families_are_not_one_model(models):
     assert "not one model in disguise" in shown
 
 
-def test_what_cannot_be_read_is_an_error(models, tmp_path):
+def test_what_cannot_be_read_is_an_error(models):
     assert_refused("there is no file", "compare", models / "a", models / "nothing")
-    net = tmp_path / "net.safetensors"
-    printed("sample", "attention_block:8,2,3,4,10", "--out", net)
-    assert_refused("they do not compare", "compare", models / "a", net)
-    assert_refused(
-        "--figure is for checkpoints", "compare", net, net, "--figure", tmp_path / "f.png"
-    )
 
 
 def test_fingerprints_are_stored_and_found_again(models, tmp_path):

@@ -20,7 +20,6 @@ from transformer_nfn.io.assets import CHECKOUT
 
 VERDICTS = set(EXIT.values()) | {0, 1}
 """Of `tnfn compare` and `tnfn zoo verify`."""
-SPACE = "attention_block:4,2,2,2,8"
 ENDINGS: dict[str, tuple[BaseException, int, str]] = {
     "refused": (SpaceError("no"), REFUSED, "error: no\n"),
     "many lines": (SpaceError("a\nb\x1b[0m\ud800"), REFUSED, r"error: a b\x1b[0m\ud800" + "\n"),
@@ -44,7 +43,7 @@ ENDINGS: dict[str, tuple[BaseException, int, str]] = {
     "recursion": (RecursionError("deep"), INTERNAL_FAULT, "internal error: RecursionError"),
 }  # fmt: skip
 COMMANDS = {
-    "compare": ("transformer_nfn.cli.compare.named_network", ("compare", "a", "b", "--part", "c")),
+    "compare": ("transformer_nfn.networks.resolve_network", ("compare", "a", "b")),
     "verify": ("transformer_nfn.zoo.verify.verify", ("zoo", "verify", "mnist-sample")),
 }
 
@@ -73,7 +72,7 @@ def test_the_traceback_is_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_mistakes_in_the_command_line_itself_end_with_2() -> None:
-    for words in (("compare", "--nothing"), ("sample",), ("zoo", "verify"), ("nothing",)):
+    for words in (("compare", "--nothing"), ("diff",), ("zoo", "verify"), ("nothing",)):
         assert tnfn(*words).returncode == REFUSED
 
 
@@ -124,8 +123,8 @@ def test_an_output_without_room_is_refused() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("sample", SPACE, "--out", "new/net.safetensors"),
-        ("sample", SPACE, "--out", "new/net.pt"),
+        ("disguise", "mnist-sample#0", "--out", "new/net.safetensors"),
+        ("disguise", "mnist-sample#0", "--out", "new/net.pt"),
         ("zoo", "export", "mnist-sample", "--out", "new/files"),
         ("zoo", "plot", "mnist-sample", "--out", "new/plot.png"),
     ],
@@ -194,3 +193,11 @@ def test_an_import_that_fails_is_explained(tmp_path: Path) -> None:
     assert done.returncode == INTERNAL_FAULT
     assert "half installed" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_installed_command_exits_with_2() -> None:
+    done = subprocess.run(
+        command("compare", "none", "none"), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: there is no file 'none'\n"

@@ -1,13 +1,12 @@
-"""The command `compare`: two checkpoints, two networks of a weight space, or a folder."""
+"""The command `compare`: two checkpoints, or all of a folder."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
@@ -19,27 +18,16 @@ from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
     JsonOption,
-    PartOption,
     SetOption,
-    SpaceOption,
-    named_network,
     open_options,
-    refuse_options,
 )
-from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
-    from transformer_nfn.checkpoints.families import Model, OpenOptions
+    from transformer_nfn.checkpoints.families import OpenOptions
     from transformer_nfn.checkpoints.pairs import AllPairs, Pair
     from transformer_nfn.networks import Network
-    from transformer_nfn.symmetry import Comparison
 
-IN_NETWORK = (
-    "A block of a network is compared up to the order of the coordinates of its input and output, "
-    "where the network around it may permute them."
-)
-UNLIKE = 0.1
-"""Relative difference from which on a tensor of a block has been replaced or turned."""
 EXIT = {True: 0, False: 1, None: 3}
 """Exit code by whether the two are the same function: yes, no, undecidable."""
 LISTED = ("same", "same backbone", "derived", "partly", "embeddings only", "unclear", "failed")
@@ -49,8 +37,6 @@ LISTED = ("same", "same backbone", "derived", "partly", "embeddings only", "uncl
 def compare_command(
     first: Annotated[str | None, typer.Argument(help=NETWORK)] = None,
     second: Annotated[str | None, typer.Argument(help=NETWORK)] = None,
-    space: SpaceOption = None,
-    part: PartOption = None,
     architecture: ArchitectureOption = None,
     family: FamilyOption = None,
     settings: SetOption = None,
@@ -58,22 +44,18 @@ def compare_command(
         Path | None,
         typer.Option(help="The model that adapters (LoRA) among A and B change."),
     ] = None,
-    group: Annotated[
-        str, typer.Option(help="'paper', or 'enlarged' with LayerNorm and ReLU scalings.")
-    ] = "paper",
     prove: Annotated[
         bool | None,
         typer.Option(
             "--prove/--no-prove",
-            help="Checkpoints: also look for token ids that tell apart what scores call different; "
-            "or leave it at scores. By default a disguise is proved, an element verified on every "
-            "tensor. Networks of a weight space are always proved.",
+            help="Also look for token ids that tell apart what scores call different; or leave it "
+            "at scores. By default a disguise is proved, an element verified on every tensor.",
             show_default=False,
         ),
     ] = None,
     figure: Annotated[
         Path | None,
-        typer.Option("--figure", help="Checkpoints: draw blocks of A against blocks of B here."),
+        typer.Option("--figure", help="Draw blocks of A against blocks of B here."),
     ] = None,
     matrix: Annotated[
         str | None,
@@ -96,15 +78,15 @@ def compare_command(
     output heads differ), derived, partly (which blocks agree), share embeddings only, or are
     unrelated; where that cannot be decided, the verdict is unclear. Same is always proved:
     an element of the symmetry group is verified on every tensor. Which of the two came first
-    cannot be seen from weights. Networks of a weight space are compared with proof, too.
+    cannot be seen from weights.
 
     Two tests say how sure that is: log10 p of an exact test that B was trained independently
     of A, which permuted units defeat, and p of the score among trained strangers, which no
     disguise defeats; models unlike those strangers are labelled as extrapolated.
 
     Exit code 0 if they are the same function, with proof; 1 if they are not; 3 if that is
-    undecided (also with --no-prove, and where no forward is known for a space); 2 for bad input.
-    Shapes that no disguise can change (other widths, other norms) are a no.
+    undecided (also with --no-prove); 2 for bad input. Shapes that no disguise can change (other
+    widths, other norms) are a no.
 
     [bold]Examples[/bold]
 
@@ -112,9 +94,7 @@ def compare_command(
 
       tnfn compare gpt2/ suspect/ --no-prove --json
 
-      tnfn compare net.safetensors other.safetensors
-
-      tnfn compare zoo#0 network.pt --part blocks.1
+      tnfn compare zoo#0 network.pt
 
       tnfn compare model/ model.gguf
 
@@ -124,10 +104,9 @@ def compare_command(
     """
     options = replace(open_options(architecture, family, settings), base=base)
     if matrix is not None:
-        if first is not None or space is not None or part is not None or prove is not None:
+        if first is not None or prove is not None:
             raise TransformerNFNError(
-                "--matrix compares all checkpoints of a folder: without A and B, --space, --part "
-                "and --prove"
+                "--matrix compares all checkpoints of a folder: without A and B and --prove"
             )
         if not matrix:
             raise TransformerNFNError("--matrix expected a folder, found ''")
@@ -140,10 +119,7 @@ def compare_command(
     from transformer_nfn.networks import resolve_network
 
     networks = [resolve_network(name) for name in (first, second)]
-    if space is None and part is None:
-        _compare_checkpoints(networks, options, prove, figure, json_output)
-    refuse_options(first, options, figure=figure)
-    _compare_networks(networks, space, part, group, json_output)
+    _compare_checkpoints(networks, options, prove, figure, json_output)
 
 
 def _compare_checkpoints(
@@ -153,7 +129,7 @@ def _compare_checkpoints(
     figure: Path | None,
     json_output: bool,
 ) -> None:
-    """Compare two checkpoints and exit; return if both are networks of a weight space."""
+    """Compare two checkpoints, and exit."""
     from transformer_nfn.checkpoints import relate
     from transformer_nfn.checkpoints.relations import draw_relation
     from transformer_nfn.io.adapter import is_adapter
@@ -166,22 +142,7 @@ def _compare_checkpoints(
     if len(adapters) == 1 and options.base is None:
         options = _with_base(networks, adapters[0], options)
 
-    with ExitStack() as stack:
-        models: list[Model | None] = []
-        for network in networks:
-            models.append(network.open_model(options))
-            if (model := models[-1]) is not None:
-                stack.enter_context(model)
-        A, B = models
-        if A is None and B is None:
-            return
-        if A is None or B is None:
-            known, other = networks if B is None else reversed(networks)
-            other.check_readable()
-            raise SpaceError(
-                f"'{known.name}' is a checkpoint of a transformer and '{other.name}' a network of "
-                "a weight space: they do not compare"
-            )
+    with networks[0].open_model(options) as A, networks[1].open_model(options) as B:
         relation = relate(A, B, prove=prove)
     if figure is not None and relation.matrix is not None:
         draw_relation(relation, figure, (A.where, B.where))
@@ -219,73 +180,6 @@ def _compare_adapters(names: Sequence[str], figure: Path | None, json_output: bo
     else:
         typer.echo(str(result))
     raise typer.Exit(EXIT[result.same])
-
-
-def _compare_networks(
-    networks: Sequence[Network],
-    space: str | None,
-    part: str | None,
-    group: str,
-    json_output: bool,
-) -> None:
-    """Compare two networks of a weight space, with proof, and exit."""
-    from transformer_nfn import symmetry
-    from transformer_nfn.functional.zoo_network import BLOCK
-    from transformer_nfn.symmetry.enlarged import turned_alike
-
-    first, second = networks
-    left, U = named_network(first, space, part, in_network=True)
-    right, V = named_network(second, space, part, in_network=True)
-    if left != right:
-        raise SpaceError(
-            f"'{first.name}' lies in {left.name} and '{second.name}' in {right.name}: the spaces "
-            "do not match"
-        )
-    if group not in ("paper", "enlarged"):
-        raise TransformerNFNError(f"--group must be 'paper' or 'enlarged', found '{group}'")
-    result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
-    in_network = left.architecture == BLOCK
-    # Blocks that share nothing but what LayerNorms let `align` rotate.
-    differ = result.same_function is False and min(result.residuals.values()) > UNLIKE
-    if in_network and differ and turned_alike(U, V):
-        result = replace(
-            result, same_function=None, same_orbit=None, witness=None,
-            reason="no order of coordinates joins the blocks, though their heads agree up to "
-            "orthogonal matrices, which the network around them may hide: compare the whole "
-            "networks",
-        )  # fmt: skip
-    if in_network and result.same_function is None:
-        # More is known of what a block by itself computes than of one in other coordinates.
-        alone, _ = named_network(first, None, part)
-        by_itself = symmetry.compare(alone, U, V, group=group)  # type: ignore[arg-type]
-        if by_itself.same_function:
-            result, in_network = by_itself, False
-    if json_output:
-        echo_json(_as_json(result))
-    else:
-        typer.echo(str(result))
-        if in_network:
-            typer.echo(IN_NETWORK)
-    raise typer.Exit(EXIT[result.same_function])
-
-
-def _as_json(result: Comparison) -> dict[str, Any]:
-    witness = result.witness
-    return {
-        "same_function": result.same_function,
-        "same_orbit": result.same_orbit,
-        "group": result.group,
-        "reason": result.reason,
-        "resolution": result.resolution,
-        "element_error": result.element_error,
-        "residuals": dict(result.residuals),
-        "witness": witness
-        and {
-            "difference": witness.difference,
-            "noise": witness.noise,
-            "input": witness.X.tolist(),
-        },
-    }
 
 
 def _compare_folder(
