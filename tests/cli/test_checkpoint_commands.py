@@ -86,7 +86,6 @@ def test_files_of_fingerprints_stand_for_their_models(models, tmp_path):
     [
         (["--search", "none.parquet"], "no such database"),
         (["--out", "x.parquet", "--add", "y.parquet"], "give one of them"),
-        (["--size", "8"], "--size is for networks of a weight space"),
         (["missing"], "missing"),
     ],
 )

@@ -61,7 +61,7 @@ def fingerprint_command(
     most: Annotated[int, typer.Option("--top", min=1, help="Relatives shown of each.")] = 10,
     json_output: JsonOption = False,
 ) -> None:
-    """Fingerprint checkpoints, or search a database of fingerprints.
+    """Fingerprint networks, or search a database of fingerprints.
 
     A checkpoint of a known family (see `tnfn architectures`) and all its disguises share one
     fingerprint. It has 4.9 KiB, moves when any tensor that can affect the outputs does, is near in
