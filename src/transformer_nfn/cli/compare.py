@@ -29,7 +29,17 @@ if TYPE_CHECKING:
     from transformer_nfn.networks import Network
 
 EXIT = {True: 0, False: 1, None: 3}
-"""Exit code by whether the two are the same function: yes, no, undecidable."""
+"""Exit code by whether what is expected holds: yes, no, undecidable."""
+HOLDS: dict[str, dict[str, bool | None]] = {
+    "same": {
+        "same": True, "consistent with a disguise, not proved": None, "unclear": None,
+    },
+    "derived": {
+        "same": True, "same backbone": True, "consistent with a disguise, not proved": True,
+        "derived": True, "different": None, "unclear": None,
+    },
+}  # fmt: skip
+"""Whether an expectation holds, by verdict; it does not with others."""
 LISTED = ("same", "same backbone", "derived", "partly", "embeddings only", "unclear", "failed")
 """Verdicts whose pairs are listed; the others are counted."""
 
@@ -57,8 +67,16 @@ def compare_command(
         Path | None,
         typer.Option("--figure", help="Draw blocks of A against blocks of B here."),
     ] = None,
-    matrix: Annotated[
+    expect: Annotated[
         str | None,
+        typer.Option(
+            metavar="same|same-function|derived",
+            help="What exit code 0 stands for: the verdict same, the same function with proof (as "
+            "without the option), or the verdict derived or one of a closer relation.",
+        ),
+    ] = None,
+    matrix: Annotated[
+        Path | None,
         typer.Option(
             "--matrix",
             metavar="<path>",
@@ -84,15 +102,18 @@ def compare_command(
     of A, which permuted units defeat, and p of the score among trained strangers, which no
     disguise defeats; models unlike those strangers are labelled as extrapolated.
 
-    Exit code 0 if they are the same function, with proof; 1 if they are not; 3 if that is
-    undecided (also with --no-prove); 2 for bad input. Shapes that no disguise can change (other
-    widths, other norms) are a no.
+    Exit code 0 if they are the same function, with proof, or what --expect names; 1 if not; 3 if
+    that is undecided (also with --no-prove); 2 for bad input. Shapes that no disguise can change
+    (other widths, other norms) are another function; whether one is derived from the other is
+    undecided then.
 
     [bold]Examples[/bold]
 
       tnfn compare gpt2/ suspect/ --figure blocks.png
 
       tnfn compare gpt2/ suspect/ --no-prove --json
+
+      tnfn compare base/ suspect/ --expect derived && echo "made from base"
 
       tnfn compare zoo#0 network.pt
 
@@ -104,22 +125,26 @@ def compare_command(
     """
     options = replace(open_options(architecture, family, settings), base=base)
     if matrix is not None:
-        if first is not None or prove is not None:
+        if first is not None or prove is not None or expect is not None:
             raise TransformerNFNError(
-                "--matrix compares all checkpoints of a folder: without A and B and --prove"
+                "--matrix compares all checkpoints of a folder: without A and B, --prove, --expect"
             )
-        if not matrix:
-            raise TransformerNFNError("--matrix expected a folder, found ''")
-        _compare_folder(Path(matrix), out, engine, figure, options, json_output)
+        _compare_folder(matrix, out, engine, figure, options, json_output)
         return
     if first is None or second is None:
         raise TransformerNFNError("name two networks to compare, or a folder with --matrix")
     if out is not None or engine != "local":
         raise TransformerNFNError("--out and --engine are for --matrix")
+    if expect not in (None, "same-function", *HOLDS):
+        raise TransformerNFNError(
+            f"--expect expected same, same-function or derived, found '{expect}'"
+        )
     from transformer_nfn.networks import resolve_network
 
     networks = [resolve_network(name) for name in (first, second)]
-    _compare_checkpoints(networks, options, prove, figure, json_output)
+    verdict, same = _compare_checkpoints(networks, options, prove, figure, json_output)
+    holds = HOLDS[str(expect)].get(verdict, False) if expect in HOLDS else same
+    raise typer.Exit(EXIT[holds])
 
 
 def _compare_checkpoints(
@@ -128,8 +153,8 @@ def _compare_checkpoints(
     prove: bool | None,
     figure: Path | None,
     json_output: bool,
-) -> None:
-    """Compare two checkpoints, and exit."""
+) -> tuple[str, bool | None]:
+    """The verdict on two checkpoints, and whether they are the same function."""
     from transformer_nfn.checkpoints import relate
     from transformer_nfn.checkpoints.relations import draw_relation
     from transformer_nfn.io.adapter import is_adapter
@@ -138,7 +163,7 @@ def _compare_checkpoints(
     if options.base is not None and not adapters:
         raise TransformerNFNError("--base is for adapters (LoRA), and neither A nor B is one")
     if len(adapters) == 2 and options.base is None:
-        _compare_adapters(adapters, figure, json_output)
+        return _compare_adapters(adapters, figure, json_output)
     if len(adapters) == 1 and options.base is None:
         options = _with_base(networks, adapters[0], options)
 
@@ -152,7 +177,7 @@ def _compare_checkpoints(
         typer.echo(str(relation))
     if figure is not None and relation.matrix is None:
         typer.echo(f"no figure: there are no blocks to draw ({relation.reason})", err=True)
-    raise typer.Exit(EXIT[relation.same_function])
+    return relation.verdict, relation.same_function
 
 
 def _with_base(networks: Sequence[Network], name: str, options: OpenOptions) -> OpenOptions:
@@ -166,8 +191,10 @@ def _with_base(networks: Sequence[Network], name: str, options: OpenOptions) -> 
     return replace(options, base=Path(other.name))
 
 
-def _compare_adapters(names: Sequence[str], figure: Path | None, json_output: bool) -> None:
-    """Compare two adapters by themselves, and exit."""
+def _compare_adapters(
+    names: Sequence[str], figure: Path | None, json_output: bool
+) -> tuple[str, bool | None]:
+    """The verdict on two adapters by themselves, and whether they are the same change."""
     from transformer_nfn.checkpoints.adapters import compare_adapters
     from transformer_nfn.io.adapter import Adapter
 
@@ -179,7 +206,7 @@ def _compare_adapters(names: Sequence[str], figure: Path | None, json_output: bo
         echo_json(result.as_json())
     else:
         typer.echo(str(result))
-    raise typer.Exit(EXIT[result.same])
+    return {True: "same", False: "different", None: "unclear"}[result.same], result.same
 
 
 def _compare_folder(
