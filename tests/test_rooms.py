@@ -154,7 +154,7 @@ BUDGETS = {
     ("paper", "report"): 2_818,
     ("io",): 2_490,
     ("nn",): 1_276,
-    ("cli",): 2_980,
+    ("cli",): 2_660,
     EVERYTHING: 39_534,
 }
 """Code lines of packages: no docstrings, comments or blank lines; the kernels count apart."""
@@ -165,7 +165,7 @@ LONG_FUNCTIONS = 10
 """Functions of more than `LONG` code lines outside the kernels."""
 TWICE = 22
 """Names that two or more classes have."""
-PREDICTOR_NAMES, TENSOR_NAMES, FACTS = 30, 462, 175
+PREDICTOR_NAMES, TENSOR_NAMES, FACTS = 30, 442, 175
 """Places where a predictor, a tensor of a block or a fact about a model is named; their homes,
 and predictors in the numbers of the paper, do not count."""
 FACT = re.compile(

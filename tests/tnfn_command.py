@@ -44,8 +44,16 @@ def _not_json(constant: str) -> None:
 
 
 def assert_refused(message: str, *words: object) -> None:
-    """A command prints nothing but one sentence that holds ``message``, and ends with 2."""
+    """A command prints nothing but one sentence that holds ``message``, and ends with 2.
+
+    With ``--json`` the sentence is also an object on standard output.
+    """
     done = tnfn(*words)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done
+    if "--json" in words:
+        error = done.stderr.removeprefix("error: ").strip()
+        assert json.loads(done.stdout) == {"error": error, "exit_code": 2}
+    else:
+        assert done.stdout == ""
     assert done.stderr.startswith("error: ")
     assert message in done.stderr

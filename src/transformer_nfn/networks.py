@@ -21,7 +21,6 @@ from torch import Tensor
 from transformer_nfn.checkpoints.families import (
     Model,
     OpenOptions,
-    UnknownFamilyError,
     open_model,
     read_model,
 )
@@ -31,21 +30,19 @@ from transformer_nfn.errors import (
     SpaceError,
     TransformerNFNError,
 )
-from transformer_nfn.functional.zoo_network import NAME, block_in_network
+from transformer_nfn.functional.zoo_network import NAME
 from transformer_nfn.io.adapter import is_adapter
 from transformer_nfn.io.assets import NAME as ASSET_NAME
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.io.checkpoint import Checkpoint, check_no_nan, check_plain
+from transformer_nfn.io.checkpoint import Checkpoint, check_plain
 from transformer_nfn.io.rewrite import write_network
 from transformer_nfn.io.tensor_files import InMemory
 from transformer_nfn.spaces import Weights, WeightSpace
-from transformer_nfn.spaces.axis import under_prefix
 from transformer_nfn.zoo.damage import damage_of
 from transformer_nfn.zoo.network_files import (
     AUTHORS,
     ZooNetwork,
     check_positions,
-    read_zoo_network,
     zoo_sizes,
 )
 from transformer_nfn.zoo.sizes import NetworkSizes
@@ -106,8 +103,8 @@ class Network:
         damage = damage_of(str(fields["source"]))
         return found if damage is None else found | {"damage": damage.to_json()}
 
-    def open_model(self, options: OpenOptions | None = None) -> Model | None:
-        """The checkpoint of a known family; None for a network of another weight space.
+    def open_model(self, options: OpenOptions | None = None) -> Model:
+        """Open the network as a checkpoint of a known family.
 
         Args:
             options: what the files do not state, see `transformer_nfn.checkpoints.families`.
@@ -120,85 +117,29 @@ class Network:
             source = InMemory(self._row(), {SPACE_KEY: self.zoo.space.to_json()})
             family = options if chosen else replace(options, family=NAME)
             return read_model(Checkpoint(self.name, source), Path(self.name), family)
-        if not chosen:
-            if not os.path.exists(self.path):
-                return None
-            if is_adapter(self.path):
-                return open_model(self.path, options)
+        if not chosen and not is_adapter(self.path):
             with Checkpoint.open(self.path) as opened:
                 checkpoint = opened.unwrapped()
                 sizes = zoo_sizes(checkpoint)
                 if sizes is None and SPACE_KEY in opened.metadata:
-                    return None
+                    raise CheckpointError(
+                        f"'{self.name}' is a network of a weight space, which "
+                        "`networks.read_network` reads in Python: expected a checkpoint of a "
+                        "transformer"
+                    )
                 if sizes is not None:
                     check_positions(self.name, checkpoint, sizes)
                     if AUTHORS in checkpoint:
                         options = replace(options, settings={"heads": sizes.heads})
-        try:
-            return open_model(self.path, options)
-        except UnknownFamilyError:
-            return None
+        return open_model(self.path, options)
 
-    def open_file(self, space: WeightSpace | None = None, part: str | None = None) -> Checkpoint:
-        """Open the file without wrappers around its names; reads no weights.
-
-        Args:
-            space: whose tensors are looked for; names that it has wrap nothing.
-            part: what the names of those tensors begin with.
-        """
+    def open_file(self) -> Checkpoint:
+        """Open the file without wrappers around its names; reads no weights."""
         opened = Checkpoint.open(self.path, where=self.name)
         if SPACE_KEY in opened.metadata:
             return opened
-        if space is None:
-            check_plain(opened, opened.config, self.name)
-        prefix = "" if part is None else f"{part}."
-        names = [prefix] if space is None else [f"{prefix}{name}" for name in space.tensors]
-        stated = space is not None or part is not None
-        if stated and all(any(key.startswith(name) for key in opened) for name in names):
-            return opened
+        check_plain(opened, opened.config, self.name)
         return opened.unwrapped()
-
-    def in_space(
-        self,
-        space: WeightSpace | None = None,
-        part: str | None = None,
-        *,
-        in_network: bool = False,
-    ) -> tuple[WeightSpace, Weights]:
-        """The weight space of the network and its weights, each ``[1, 1, *axes]``.
-
-        Args:
-            space: the space it must lie in; else the one its file states, or the zoo's network
-                where the tensors are that.
-            part: only the tensors below this name, such as ``blocks.0`` of the zoo's network; of
-                another file the space has to be given.
-            in_network: a block of the zoo's network in the space with all that the network around
-                it leaves free (`block_in_network`), and not as a function by itself.
-        """
-        if self.zoo is not None:
-            if space is None and part is None:
-                return _checked(self.name, self._row(), self.zoo.space)
-            if space is None:
-                return _block(self.name, self.zoo.sizes, self._row(), str(part), in_network)
-            inner = self._row() if part is None else under_prefix(self._row(), f"{part}.")
-            return _checked(self.name, inner, space)
-        with self.open_file(space, part) as checkpoint:
-            if space is not None:
-                return read_network(checkpoint if part is None else checkpoint.part(part), space)
-            if part is None and SPACE_KEY in checkpoint.metadata:
-                return read_network(checkpoint)
-            sizes = zoo_sizes(checkpoint)
-            if sizes is None and part is None:
-                return read_network(checkpoint)  # reports that a space is needed
-            if sizes is None:
-                raise CheckpointError(
-                    f"'{self.name}': the space of its part '{part}' is not known; name it with "
-                    "--space"
-                )
-            weights = read_zoo_network(self.name, checkpoint, sizes)
-            if part is not None:
-                return _block(self.name, sizes, weights, part, in_network)
-            return _checked(self.name, weights, sizes.space)
 
     @contextmanager
     def as_zoo_network(self, like: NetworkSizes) -> Iterator[ZooNetwork]:
@@ -213,22 +154,6 @@ class Network:
             return
         with self.open_file() as checkpoint:
             yield ZooNetwork(self.name, zoo_sizes(checkpoint, like) or like, checkpoint)
-
-    def check_no_nan(self) -> None:
-        """Reject NaN in any tensor of the network or its file, read later or not."""
-        if self.zoo is None:
-            opened = self.open_file()
-        else:
-            opened = Checkpoint(self.name, InMemory(self._row()))
-        with opened as checkpoint:
-            for name in checkpoint:
-                if checkpoint.info(name).weight_dtype is not None:
-                    check_no_nan(checkpoint, name)
-
-    def check_readable(self) -> None:
-        """Report what is wrong with a file, without reading weights."""
-        if self.zoo is None:
-            self.open_file().close()
 
     def _row(self) -> Weights:
         assert self.zoo is not None
@@ -356,18 +281,6 @@ def _span(text: str, zoo: str, part: str) -> tuple[int, int]:
     return low, high
 
 
-def _block(
-    where: str, sizes: NetworkSizes, weights: Mapping[str, Tensor], part: str, in_network: bool
-) -> tuple[WeightSpace, Weights]:
-    if part not in [f"blocks.{i}" for i in range(sizes.blocks)]:
-        raise CheckpointError(
-            f"'{where}' has no block '{part}': expected blocks.0 to blocks.{sizes.blocks - 1}"
-        )
-    index = int(part.removeprefix("blocks."))
-    space = block_in_network(sizes.space, index) if in_network else sizes.block_space
-    return _checked(where, under_prefix(weights, f"{part}."), space)
-
-
 def _checked(
     where: str, weights: Mapping[str, Tensor], space: WeightSpace
 ) -> tuple[WeightSpace, Weights]:
@@ -427,8 +340,8 @@ def read_network(
     if space is None:
         if SPACE_KEY not in source.metadata:
             raise TransformerNFNError(
-                f"'{source.where}' does not say which weight space it lies in; name one with "
-                "--space"
+                f"'{source.where}' does not state its weight space: expected one as an "
+                "argument"
             )
         space = WeightSpace.from_json(source.metadata[SPACE_KEY])
     try:

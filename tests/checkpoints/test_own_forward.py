@@ -4,11 +4,9 @@ import pytest
 import torch
 
 from cases import draw, gen
-from tnfn_command import as_json, printed
 from transformer_nfn import functional, spaces
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional import Vectors
-from transformer_nfn.networks import save_network
 from transformer_nfn.spaces import Axis, WeightSpace
 from transformer_nfn.symmetry import compare
 from transformer_nfn.testing import assert_same_function
@@ -69,14 +67,3 @@ def test_half_of_what_can_be_run_is_refused():
             compare(MLP, *pair(0.1), **half)
     with pytest.raises(SpaceError, match="has no reference forward"):
         assert_same_function(MLP, *pair(0.0))
-
-
-def test_the_command_answers_without_a_forward(tmp_path):
-    for name, change in (("same", 0.0), ("apart", 0.1)):
-        U, V = pair(change)
-        save_network(tmp_path / "u.safetensors", MLP, U)
-        save_network(tmp_path / f"{name}.safetensors", MLP, V)
-    printed("compare", tmp_path / "u.safetensors", tmp_path / "same.safetensors")
-    found = as_json("compare", tmp_path / "u.safetensors", tmp_path / "apart.safetensors", code=3)
-    assert (found["same_function"], found["same_orbit"]) == (None, False)
-    assert found["residuals"]["W"] > 0.01

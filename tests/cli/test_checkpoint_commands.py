@@ -1,11 +1,13 @@
 """`tnfn compare` and `tnfn fingerprint` as a user runs them, on small checkpoints."""
 
 import json
+import shutil
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tiny_families import build, save
 from tnfn_command import as_json, assert_refused, printed, tnfn
@@ -46,17 +48,35 @@ def test_token_ids_separate_unrelated_models(models):
 
 def test_other_families_are_not_one_model(models):
     shown = printed("compare", models / "a", models / "llama", code=1)
+    assert shown.startswith("different: ")
     assert "not one model in disguise" in shown
 
 
-def test_what_cannot_be_read_is_an_error(models, tmp_path):
+def test_scripts_ask_by_exit_code(models, tmp_path):
+    tuned = tmp_path / "tuned"
+    shutil.copytree(models / "a", tuned)
+    weights = load_file(tuned / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for key, w in weights.items():
+        noise = torch.randn(w.shape, generator=generator)
+        weights[key] = w + 0.05 * w.abs().mean() * noise if w.ndim > 1 else w
+    save_file(weights, tuned / "model.safetensors", {"format": "pt"})
+    codes = {  # same, same-function, derived
+        models / "disguised": (0, 0, 0), tuned: (1, 1, 0), models / "other": (1, 1, 1),
+        models / "llama": (1, 1, 3),
+    }  # fmt: skip
+    for path, expected in codes.items():
+        for word, code in zip(("same", "same-function", "derived"), expected, strict=True):
+            printed("compare", models / "a", path, "--expect", word, code=code)
+    scores = ("compare", models / "a", models / "disguised", "--no-prove", "--expect")
+    for word, code in (("same", 3), ("same-function", 3), ("derived", 0)):
+        printed(*scores, word, code=code)
+    assert_refused("same, same-function or derived, found 'sam'", *scores, "sam")
+    assert_refused("--prove, --expect", "compare", "--matrix", models, "--expect", "same")
+
+
+def test_what_cannot_be_read_is_an_error(models):
     assert_refused("there is no file", "compare", models / "a", models / "nothing")
-    net = tmp_path / "net.safetensors"
-    printed("sample", "attention_block:8,2,3,4,10", "--out", net)
-    assert_refused("they do not compare", "compare", models / "a", net)
-    assert_refused(
-        "--figure is for checkpoints", "compare", net, net, "--figure", tmp_path / "f.png"
-    )
 
 
 def test_fingerprints_are_stored_and_found_again(models, tmp_path):
@@ -92,7 +112,6 @@ def test_files_of_fingerprints_stand_for_their_models(models, tmp_path):
     [
         (["--search", "none.parquet"], "no such database"),
         (["--out", "x.parquet", "--add", "y.parquet"], "give one of them"),
-        (["--size", "8"], "--size is for networks of a weight space"),
         (["missing"], "missing"),
     ],
 )

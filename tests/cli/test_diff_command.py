@@ -48,14 +48,6 @@ def test_a_copy_is_the_same(pair):
     assert done.stdout == "A and B are the same: both hold the same bytes.\n"
 
 
-def test_a_network_of_a_weight_space_is_no_checkpoint(pair, tmp_path):
-    net = tmp_path / "net.safetensors"
-    assert tnfn("sample", "attention_block:8,2,3,4,10", "--out", net).returncode == 0
-    done = tnfn("diff", pair[0], net)
-    assert done.returncode == 2
-    assert "expected a checkpoint of a transformer" in done.stderr
-
-
 def test_outputs_that_cannot_be_written_leave_nothing(pair, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")

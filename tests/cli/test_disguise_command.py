@@ -1,4 +1,4 @@
-"""`tnfn disguise` on checkpoints of real transformers, and on networks of this library."""
+"""`tnfn disguise` on checkpoints of real transformers."""
 
 import json
 from pathlib import Path
@@ -46,13 +46,6 @@ def test_the_seed_decides(folder: Path, tmp_path: Path) -> None:
     assert a == b != c
 
 
-def test_networks_of_this_library_take_a_condition_too(tmp_path: Path) -> None:
-    net, out = tmp_path / "net.safetensors", tmp_path / "out.safetensors"
-    printed("sample", "attention_block:8,2,3,4,10", "--out", net)
-    printed("disguise", net, "--out", out, "--condition", 7)
-    printed("compare", net, out)
-
-
 def test_a_folder_that_holds_files_is_left_alone(folder: Path, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
@@ -69,14 +62,12 @@ def test_a_folder_that_holds_files_is_left_alone(folder: Path, tmp_path: Path) -
 
 
 def test_what_cannot_be_disguised_is_one_sentence(folder: Path, tmp_path: Path) -> None:
-    net, out = tmp_path / "net.safetensors", tmp_path / "out"
-    printed("sample", "attention_block:8,2,3,4,10", "--out", net)
+    out = tmp_path / "out"
     strange = tmp_path / "strange"
     strange.mkdir()
     (strange / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     (strange / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     for words, part in (
-        ((net, "--out", out, "--keep-tie"), "--keep-tie"),
         ((strange, "--out", out), "model_type"),
         ((folder, "--out", folder), "choose another place"),
         ((folder, "--out", out, "--condition", "0.5"), "condition must be at least 1"),
@@ -88,8 +79,3 @@ def test_what_cannot_be_disguised_is_one_sentence(folder: Path, tmp_path: Path) 
         assert error.count("\n") == 1
         assert part in error
         assert not out.exists()
-
-
-def test_a_part_is_named_as_what_was_written(tmp_path: Path) -> None:
-    out = printed("disguise", "mnist-sample#0", "--part", "blocks.1", "--out", tmp_path / "b.pt")
-    assert "the function of blocks.1 of mnist-sample#0 with other weights" in out

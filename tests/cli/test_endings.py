@@ -1,7 +1,9 @@
 """A command that fails says so in one sentence, with a code that no command answers with."""
 
+import json
 import os
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,15 +14,14 @@ from unittest.mock import patch
 
 import pytest
 
-from tnfn_command import tnfn
+from tnfn_command import assert_refused, tnfn
 from transformer_nfn.cli.compare import EXIT
-from transformer_nfn.cli.console import INTERNAL_FAULT, INTERRUPTED, PIPE_CLOSED, REFUSED
+from transformer_nfn.cli.endings import INTERNAL_FAULT, INTERRUPTED, PIPE_CLOSED, REFUSED
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.io.assets import CHECKOUT
 
 VERDICTS = set(EXIT.values()) | {0, 1}
 """Of `tnfn compare` and `tnfn zoo verify`."""
-SPACE = "attention_block:4,2,2,2,8"
 ENDINGS: dict[str, tuple[BaseException, int, str]] = {
     "refused": (SpaceError("no"), REFUSED, "error: no\n"),
     "many lines": (SpaceError("a\nb\x1b[0m\ud800"), REFUSED, r"error: a b\x1b[0m\ud800" + "\n"),
@@ -44,7 +45,7 @@ ENDINGS: dict[str, tuple[BaseException, int, str]] = {
     "recursion": (RecursionError("deep"), INTERNAL_FAULT, "internal error: RecursionError"),
 }  # fmt: skip
 COMMANDS = {
-    "compare": ("transformer_nfn.cli.compare.named_network", ("compare", "a", "b", "--part", "c")),
+    "compare": ("transformer_nfn.networks.resolve_network", ("compare", "a", "b")),
     "verify": ("transformer_nfn.zoo.verify.verify", ("zoo", "verify", "mnist-sample")),
 }
 
@@ -54,12 +55,14 @@ def test_an_error_never_ends_with_the_code_of_a_verdict(case: str) -> None:
     error, code, words = ENDINGS[case]
     for place, asked in COMMANDS.values():
         with patch(place, side_effect=error):
-            done = tnfn(*asked)
-        assert done.returncode == code
+            done, said = tnfn(*asked), tnfn(*asked, "--json")
+        assert done.returncode == said.returncode == code
         assert code not in VERDICTS
         assert done.stderr.startswith(words)
         assert len(done.stderr.splitlines()) == 1
         assert "Traceback" not in done.stderr
+        assert json.loads(said.stdout)["exit_code"] == code
+        assert said.stderr.removeprefix("error: ").strip() == json.loads(said.stdout)["error"]
 
 
 def test_the_traceback_is_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +76,39 @@ def test_the_traceback_is_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_mistakes_in_the_command_line_itself_end_with_2() -> None:
-    for words in (("compare", "--nothing"), ("sample",), ("zoo", "verify"), ("nothing",)):
+    for words in (("compare", "--nothing"), ("diff",), ("zoo", "verify"), ("nothing",)):
+        assert_refused("--help`", *words)
+        error = tnfn(*words, "--json")
+        shown = json.loads(error.stdout)
+        assert (error.returncode, shown["exit_code"]) == (REFUSED, REFUSED)
+        assert error.stderr == f"error: {shown['error']}\n"
+    for words in ((), ("zoo",)):
         assert tnfn(*words).returncode == REFUSED
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-", "2>/dev/full", ">/dev/full"])
+def test_closed_streams_change_no_code(closed: str) -> None:
+    for words, code in ((("inspect", "''", "--json"), REFUSED), (("--version",), 0)):
+        line = f"{shlex.join(command())} {' '.join(words)} {closed}"
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+        full = closed == ">/dev/full" and code == 0
+        assert done.returncode == (REFUSED if full else code), done
+        assert "Traceback" not in done.stderr
+
+
+def test_an_empty_word_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = "mnist-sample#0"
+    for words in (
+        ("inspect", ""), ("inspect", row, "--figure", ""), ("compare", row, ""),
+        ("compare", "--matrix", ""), ("disguise", row, "--out", ""),
+        ("fingerprint", row, "", row), ("fingerprint", row, "--search", ""),
+        ("architectures", "--architecture", ""), ("zoo", "info", ""), ("zoo", "import", ""),
+        ("train", "mnist-sample", "--out", ""), ("predict", "mnist-boosting", ""), ("report", ""),
+        ("reproduce", "table1", "mnist-sample", "--out", ""), ("demo", "--out", ""),
+    ):  # fmt: skip
+        assert_refused("expected a path or name, found ''", *words)
+    assert not list(tmp_path.iterdir())
 
 
 def command(*words: object) -> list[str]:
@@ -124,8 +158,8 @@ def test_an_output_without_room_is_refused() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("sample", SPACE, "--out", "new/net.safetensors"),
-        ("sample", SPACE, "--out", "new/net.pt"),
+        ("disguise", "mnist-sample#0", "--out", "new/net.safetensors"),
+        ("disguise", "mnist-sample#0", "--out", "new/net.pt"),
         ("zoo", "export", "mnist-sample", "--out", "new/files"),
         ("zoo", "plot", "mnist-sample", "--out", "new/plot.png"),
     ],
@@ -183,6 +217,26 @@ def test_an_interrupted_build_says_so_once(tmp_path: Path) -> None:
     assert shown == ["steps by plain PyTorch on cpu", "interrupted"]
 
 
+@pytest.mark.parametrize("module", ["typer", "rich", "transformer_nfn.cli.app"])
+def test_ctrl_c_while_modules_are_imported_is_one_word(module: str, tmp_path: Path) -> None:
+    """Python would end by the signal after an interrupt inside of `exec`, which imports call."""
+    hook = f"""
+import sys
+class Interrupts:
+    def find_spec(self, name, *rest):
+        if name == {module!r}:
+            exec("raise KeyboardInterrupt")
+sys.meta_path.insert(0, Interrupts())
+"""
+    (tmp_path / "sitecustomize.py").write_text(hook)
+    done = subprocess.run(
+        command("--help"),
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (INTERRUPTED, "interrupted\n")
+
+
 def test_an_import_that_fails_is_explained(tmp_path: Path) -> None:
     """Also what goes wrong before a command is chosen."""
     (tmp_path / "rich.py").write_text("raise ImportError('half installed')")
@@ -194,3 +248,11 @@ def test_an_import_that_fails_is_explained(tmp_path: Path) -> None:
     assert done.returncode == INTERNAL_FAULT
     assert "half installed" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_installed_command_exits_with_2() -> None:
+    done = subprocess.run(
+        command("compare", "none", "none"), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: there is no file 'none'\n"

@@ -103,7 +103,7 @@ def test_a_header_that_begins_like_another_format_is_still_read(tmp_path: Path) 
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
     done = tnfn("inspect", path)
     assert "ONNX" not in done.stderr
-    assert "does not say which weight space" in done.stderr
+    assert "its tensors are those of no known family" in done.stderr
 
 
 WRAPPED: dict[str, Callable[[dict[str, Tensor]], Any]] = {
@@ -156,15 +156,6 @@ def test_wrapped_networks_of_a_zoo_are_predicted_and_inspected(tmp_path: Path) -
         torch.save(wrap(to_state_dict(ARCH, named)), tmp_path / "w.pt")
         done = tnfn("inspect", tmp_path / "w.pt", "--json")
         assert json.loads(done.stdout)["blocks"] == json.loads(expected)["blocks"]
-
-
-def test_names_of_a_space_are_no_wrapper(tmp_path: Path) -> None:
-    printed("sample", "multi_head:8,2,4,4", "--out", tmp_path / "net.safetensors")
-    state = load_file(tmp_path / "net.safetensors")
-    save_file({f"model.{k}": w for k, w in state.items()}, tmp_path / "part.safetensors")
-    words = ("inspect", tmp_path / "part.safetensors", "--space", "multi_head:8,2,4,4")
-    printed(*words, "--part", "model")
-    printed(*words)
 
 
 def _sentence_transformer(gpt2: Path, home: Path) -> None:

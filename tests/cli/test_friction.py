@@ -3,29 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.checkpoints.families import families
-from transformer_nfn.networks import read_network
 from transformer_nfn.prediction.predictors import PREDICTORS
-
-SPACE = "attention_block:8,2,4,4,12"
-
-
-@pytest.mark.parametrize("suffix", ["pt", "pth", "bin"])
-def test_a_file_named_as_a_state_dict_is_one(suffix: str, tmp_path: Path) -> None:
-    path, plain = tmp_path / f"net.{suffix}", tmp_path / "net.safetensors"
-    out = printed("sample", SPACE, "--out", path)
-    assert f"need --space {SPACE}" in out
-    printed("sample", SPACE, "--out", plain)
-    state = torch.load(path, weights_only=True)
-    space, weights = read_network(plain)
-    assert list(state) == list(space.tensors)
-    assert all(torch.equal(state[name], w[0, 0]) for name, w in weights.items())
-    printed("compare", path, plain, "--space", SPACE)
-    printed("disguise", path, "--space", SPACE, "--out", tmp_path / f"other.{suffix}")
-    assert torch.load(tmp_path / f"other.{suffix}", weights_only=True).keys() == state.keys()
 
 
 def test_models_are_listed_without_anything_else() -> None:

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from tnfn_command import as_json, assert_refused, printed, tnfn
-from transformer_nfn.errors import CheckpointError
+from transformer_nfn import spaces
+from transformer_nfn.errors import CheckpointError, SpaceError
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.networks import read_network, resolve_network, save_network
 from transformer_nfn.zoo import Zoo
@@ -47,14 +48,12 @@ def networks(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_every_name_gives_the_same_network(zoo: Zoo, networks: list[str]) -> None:
-    expected = zoo.weights([3])
+    expected = {name: w[0] for name, w in zoo.weights([3]).items()}
     for text in networks:
-        space, weights = resolve_network(text).in_space()
-        assert space == zoo.space
-        assert all(torch.equal(weights[name][0], w) for name, w in expected.items())
-        block_space, block = resolve_network(text).in_space(part="blocks.1")
-        assert block_space == zoo.block_space
-        assert torch.equal(block["W_A"][0], expected["blocks.1.W_A"])
+        with resolve_network(text).as_zoo_network(zoo.sizes) as opened:
+            assert opened.sizes == zoo.sizes
+            weights = opened.read()
+        assert all(torch.equal(weights[name], w) for name, w in expected.items())
 
 
 def test_fingerprint_and_predict_take_them_all(networks: list[str]) -> None:
@@ -65,15 +64,35 @@ def test_fingerprint_and_predict_take_them_all(networks: list[str]) -> None:
     assert len({p["value"] for p in found}) == 1
 
 
-def test_disguise_canonical_and_compare_take_them_all(networks: list[str], tmp_path: Path) -> None:
+def test_disguise_inspect_and_compare_take_them_all(networks: list[str], tmp_path: Path) -> None:
     for i, text in enumerate(networks):
-        out = tmp_path / f"{i}.safetensors"
-        command = "disguise" if i % 2 else "canonical"
-        printed(command, text, "--out", out)
-        printed("compare", text, ROW, "--part", "blocks.0", "--json")
-    other = tnfn("compare", networks[-1], "mnist-sample#4", "--part", "blocks.0")
-    assert other[0] == 1
-    assert "the outputs differ on the witness" in other[1]
+        out = tmp_path / (f"{i}" if Path(text).is_dir() or "index" in text else f"{i}.safetensors")
+        printed("disguise", text, "--out", out)
+        printed("compare", text, ROW, "--json")
+        printed("inspect", text)
+
+
+@pytest.mark.parametrize("suffix", ["pt", "pth", "bin", "safetensors"])
+def test_a_network_of_a_weight_space_is_read_in_python(suffix: str, tmp_path: Path) -> None:
+    space = spaces.biased_block(6, 2, 3, 2, 5)
+    weights = space.randn(1, dtype=torch.bfloat16)
+    path = tmp_path / f"net.{suffix}"
+    save_network(path, space, weights)
+    found, again = read_network(path, None if suffix == "safetensors" else space)
+    assert found == space
+    assert all(torch.equal(again[n], weights[n]) for n in weights)
+    with pytest.raises(SpaceError, match="a file holds one network"):
+        save_network(tmp_path / "many.safetensors", space, space.randn(2))
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    if suffix == "safetensors":
+        words = "networks.read_network` reads in Python: expected a checkpoint of a transformer"
+        for command in ("inspect", "fingerprint"):
+            assert_refused(words, command, path)
+        for command in ("compare", "diff"):
+            assert_refused(words, command, path, ROW)
+            assert_refused(words, command, ROW, path)
+        assert_refused(words, "disguise", path, "--out", tmp_path / "out")
+        assert_refused(words, "align", ROW, path, "--out", tmp_path / "out")
 
 
 def test_a_disguised_network_is_known_as_a_whole_and_predicted_alike(
@@ -116,53 +135,6 @@ def test_whole_rows_are_known_under_a_disguise(name: str, other: str, tmp_path: 
     assert far > 0.6
 
 
-@pytest.mark.parametrize(("name", "other"), PAIRS)
-def test_blocks_are_known_under_the_group_of_the_paper(
-    name: str, other: str, tmp_path: Path
-) -> None:
-    """Stored in half precision, and with the order of coordinates between the blocks changed."""
-    out = tmp_path / "disguised.pt"
-    space, weights = resolve_network(name).in_space()
-    element = space.group.random(torch.Generator().manual_seed(0), max_condition=100)
-    save_network(out, space, element.act(weights))
-    for part in ("blocks.0", "blocks.1"):
-        code, said, err = tnfn("compare", name, out, "--part", part, "--json")
-        assert code == 0, err
-        assert json.loads(said)["same_orbit"] is True
-        assert tnfn("compare", name, other, "--part", part)[0] == 1
-        code, said, err = tnfn("fingerprint", name, out, other, "--part", part, "--json")
-        assert code == 0, err
-        first, near, far = json.loads(said)["relative_distances"][0]
-        assert first == 0 <= near < 0.01 < 0.1 < far
-
-
-def test_what_align_turns_is_not_called_another_block(tmp_path: Path) -> None:
-    out = tmp_path / "aligned.safetensors"
-    printed("align", "mnist-sample#0", "mnist-sample#1", "--out", out)
-    said = printed("compare", "mnist-sample#0", out, "--part", "blocks.1", code=3)
-    assert "compare the whole networks" in said
-    assert tnfn("compare", "mnist-sample#0", out)[0] == 0
-
-
-def test_a_part_of_any_file_lies_in_the_space_that_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "two.pt"
-    parts = {f"layers.{i}.{n}": torch.randn(2, 6, 4) for i in range(2) for n in ("W_Q", "W_K")}
-    parts |= {f"layers.{i}.W_V": torch.randn(2, 6, 3) for i in range(2)}
-    parts |= {f"layers.{i}.W_O": torch.randn(2, 3, 6) for i in range(2)}
-    torch.save(parts, path)
-    words = [path, "--part", "layers.1", "--space", "multi_head:6,2,4,3"]
-    out = tmp_path / "canonical.safetensors"
-    printed("canonical", *words, "--out", out)
-    assert read_network(out)[1]["W_Q"].shape == (1, 1, 2, 6, 4)
-    assert_refused(
-        "two.pt': the space of its part 'layers.1' is not known; name it with --space",
-        "fingerprint",
-        path,
-        "--part",
-        "layers.1",
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -191,9 +163,7 @@ def test_a_zoo_is_no_network_and_a_file_named_like_a_row_is(
     assert list(resolve_network("mnist-sample#3").open_file()) == ["W"]
 
 
-def test_blocks_that_are_not_there_are_named(networks: list[str]) -> None:
-    with pytest.raises(CheckpointError, match=r"no block 'blocks\.2': expected blocks\.0 to block"):
-        resolve_network(networks[-1]).in_space(part="blocks.2")
+def test_a_network_of_another_task_is_refused() -> None:
     code, _, err = tnfn("predict", "ag-news-boosting", ROW)
     assert code == 2
     shown = "is of another architecture: expected 0 pixels in a patch, found 16"

@@ -7,7 +7,6 @@ LONG = "x" * 300
 DIGITS = "9" * 20
 NOWHERE = ("/proc/x", "/proc/x/y.safetensors", f"{LONG}.safetensors", "net.safetensors/x.st",
            "/dev/null/x", "zoo", f"{LONG}/x/{LONG}")  # fmt: skip
-SPACE = "attention_block:8,2,4,4,12"
 PREDICT = ("predict", "statnn")
 
 
@@ -15,10 +14,8 @@ def _places() -> list[Words]:
     found: list[Words] = []
     for place in NOWHERE:
         found += [
-            ("sample", SPACE, "--out", place),
-            ("canonical", "net.safetensors", "--out", place),
-            ("disguise", "net.safetensors", "--out", place),
-            ("align", "net.safetensors", "other.safetensors", "--out", f"{place}/n.safetensors"),
+            ("disguise", "ours.safetensors", "--out", place),
+            ("align", "ours.safetensors", "other.safetensors", "--out", f"{place}/n.safetensors"),
             ("disguise", "hub", "--out", place),
             ("inspect", "hub", "--figure", f"{place}/x.png"),
             ("report", "statnn", "--out", f"{place}/page.html"),
@@ -44,17 +41,14 @@ def _names() -> list[Words]:
                  "zoo#٣", "zoo##1", "\udcff", "~", "file:///etc/passwd", "-"):  # fmt: skip
         found += [
             (*PREDICT, name), ("predict", name, "ours.safetensors"), ("evaluate", name),
-            ("evaluate", "statnn", name), ("compare", "net.safetensors", name),
+            ("evaluate", "statnn", name), ("compare", "ours.safetensors", name),
             ("compare", name, name), ("inspect", name), ("fingerprint", name), ("report", name),
             ("zoo", "info", name), ("zoo", "export", name, "--out", "e"),
             ("zoo", "import", name, "--out", "i"), ("train", name, "--out", "r"),
-            ("align", "net.safetensors", name, "--out", "n"), ("space", name),
-            ("sample", name, "--out", "s.safetensors"),
+            ("align", "ours.safetensors", name, "--out", "n"),
             ("disguise", name, "--out", "n"), ("compare", "--matrix", name),
             ("architectures", "--architecture", name),
             ("inspect", "hub", "--architecture", name),
-            ("canonical", "net.safetensors", "--out", "c", "--part", name),
-            ("compare", "net.safetensors", "other.safetensors", "--space", name),
             ("fingerprint", "hub", "--search", name),
             ("diff", "hub", name), ("diff", name, name), ("diff", "hub", "hub", "--with", name),
         ]  # fmt: skip
@@ -62,8 +56,7 @@ def _names() -> list[Words]:
             ("compare", "--matrix", "/"), ("zoo", "import", "/", "--out", "i"),
             ("zoo", "import", ".", "--out", "i"), ("zoo", "import", "", "--out", "i"),
             ("report", ""), ("architectures", "--architecture", "/dev/null"),
-            ("inspect", "hub", "--architecture", "/dev/null"),
-            ("canonical", "net.safetensors", "--out", "c", "--part", "")}  # fmt: skip
+            ("inspect", "hub", "--architecture", "/dev/null")}  # fmt: skip
     return [words for words in found if words not in same]
 
 
@@ -75,13 +68,7 @@ def _numbers() -> list[Words]:
     found: list[Words] = []
     for number in (DIGITS, f"-{DIGITS}", "-1", "nan", "1e400", "1.5", "x", "", "٣٣"):
         found += [
-            ("sample", f"attention_block:{number},2,4,4,12", "--out", "s.safetensors"),
-            ("sample", f"attention_block:8,{number},4,4,12", "--out", "s.safetensors"),
-            ("space", f"residual_stack:{number},8,2,4,4,12,3,3"),
-            ("space", f"decoder_stack:2,8,2,{number},4,4,12,3,3"),
-            ("space", f"multi_head:8,2,{number},4"),
-            ("fingerprint", "net.safetensors", "--size", number),
-            ("align", "net.safetensors", "other.safetensors", "--out", "n.st", "--rounds", number),
+            ("align", "ours.safetensors", "other.safetensors", "--out", "n.st", "--rounds", number),
             ("zoo", "build", "--out", "z", "--runs", number),
             ("zoo", "build", "--out", "z", "--runs", "8", "--epochs", number),
             ("zoo", "build", "--out", "z", "--runs", "8", "--batch", number),
@@ -102,17 +89,15 @@ def _numbers() -> list[Words]:
             ("reproduce", "table1", "zoo", "--out", "r", "--percent", number),
             ("reproduce", "learning-curve", "zoo", "--out", "r", "--sizes", number),
             ("compare", "--matrix", "hub", "--engine", number),
-            ("disguise", "net.safetensors", "--out", "n.safetensors", "--condition", number),
+            ("disguise", "ours.safetensors", "--out", "n.safetensors", "--condition", number),
             ("disguise", "hub", "--out", "n", "--condition", number),
             ("fingerprint", "hub", "--search", "x.parquet", "--top", number),
         ]  # fmt: skip
         if number not in ("-1",):
-            found += [
-                ("sample", SPACE, "--out", "s.safetensors", "--seed", number),
-                ("disguise", "net.safetensors", "--out", "n.safetensors", "--seed", number),
-            ]
+            words = ("disguise", "ours.safetensors", "--out", "n.safetensors", "--seed", number)
+            found.append(words)
     harmless = {"٣٣": ("--seed", "--bins", "--tolerance", "--rounds", "--epochs", "--batch",
-                       "--top", "--size", "--workers", "--samples", "--shard-runs",
+                       "--top", "--workers", "--samples", "--shard-runs",
                        "--condition")}  # fmt: skip
     return [
         w for w in found
@@ -125,15 +110,6 @@ def _numbers() -> list[Words]:
 
 def _sizes() -> list[Words]:
     return [
-        ("sample", f"attention_block:{sizes}", "--out", "s.safetensors")
-        for sizes in ("1000000,2,4,4,1000000", "1000000,1000,1000,1000,1000000", "0,0,0,0,0",
-                      "8,2,4,4", "8,2,4,4,12,1", "100000,2,50000,50000,400000", ",,,,",
-                      "1000000,1,1000000,1,1")
-    ] + [
-        ("sample", f"residual_stack:{DIGITS[:8]},8,2,4,4,12,3,3", "--out", "s.safetensors"),
-        ("space", f"residual_stack:{DIGITS[:9]},8,2,4,4,12,3,3"),
-        ("sample", "decoder_stack:100,100000,10,10,10000,10000,400000,100000,100000", "--out",
-         "s.safetensors"),
         ("zoo", "build", "--out", "z", "--runs", "16001"),
         ("zoo", "build", "--out", "z", "--runs", "0"),
         ("zoo", "build", "--out", "z", "--runs", "8", "--task", LONG),
@@ -163,7 +139,7 @@ def _sizes() -> list[Words]:
         ("zoo", "info", "statnn"), ("zoo", "verify", "hub", "--sample", "0"),
         ("zoo", "import", "zoo", "--out", "i"), ("zoo", "import", "net.safetensors", "--out", "i"),
         ("zoo", "import", "authors", "--out", "zoo"), ("zoo", "export", "zoo", "--out", "hub"),
-        ("evaluate", "statnn", "hub"), ("space", "net.safetensors"), ("report", "hub"),
+        ("evaluate", "statnn", "hub"), ("report", "hub"),
         # An adapter without its base, with one that does not fit, and with none where one is named.
         ("fingerprint", "adapter"), ("disguise", "adapter", "--out", "n"),
         ("compare", "bert", "adapter"), ("compare", "adapter", "hub", "--base", "bert"),
@@ -172,7 +148,7 @@ def _sizes() -> list[Words]:
         ("inspect", "adapter/adapter_model.safetensors"), ("predict", "statnn", "model.gguf"),
         ("diff", "hub"), ("diff", "hub", "adapter"), ("diff", "adapter", "adapter"),
         ("diff", "hub", "hub", "--with", "adapter"), ("diff", "hub", "hub", "--with", "zoo"),
-        ("diff", "hub", "net.safetensors"), ("diff", "hub", "space.json"), ("diff", "hub", "zoo"),
+        ("diff", "hub", "net.safetensors"), ("diff", "hub", "zoo"),
         ("diff", "hub", "hub", "--figure", "f.png"), ("diff", "hub", "hub", "--figure", "f.x"),
     ]  # fmt: skip
 
@@ -182,9 +158,8 @@ def _outputs() -> list[Words]:
     found: list[Words] = []
     for place in (".", "", "..", "/", "zoo", "hub", "/dev/fd", "/proc/self/cwd"):
         found += [
-            ("sample", SPACE, "--out", place), ("canonical", "net.safetensors", "--out", place),
-            ("disguise", "net.safetensors", "--out", place), ("disguise", "hub", "--out", place),
-            ("align", "net.safetensors", "other.safetensors", "--out", place),
+            ("disguise", "ours.safetensors", "--out", place), ("disguise", "hub", "--out", place),
+            ("align", "ours.safetensors", "other.safetensors", "--out", place),
             ("inspect", "hub", "--figure", place), ("report", "statnn", "--out", place),
             ("zoo", "plot", "zoo", "--out", place), ("zoo", "export", "zoo", "--out", place),
             ("fingerprint", "hub", "--out", place), ("fingerprint", "hub", "--add", place),

@@ -258,7 +258,7 @@ def _zoos() -> list[Scenario]:
 
 
 def _networks() -> list[Scenario]:
-    compare = ("compare", "net.safetensors", "other.safetensors", "--json")
+    compare = ("compare", "ours.safetensors", "other.safetensors", "--json")
     stored = (
         d.unreadable, tensor_damage.stored_tensor, tensor_damage.stored_tensor,
         tensor_damage.header_claims, d.safetensors_header(ANSWERED),
@@ -267,20 +267,19 @@ def _networks() -> list[Scenario]:
         d.unreadable, tensor_damage.pickled_tensor, tensor_damage.pickled_tensor,
         tensor_damage.pickled_whole, d.flipped(ANSWERED), d.flipped(ANSWERED, within=600),
     )  # fmt: skip
-    inputs = ("net.safetensors", "other.safetensors")
+    inputs = ("ours.safetensors", "other.safetensors")
     unwrapped = (tensor_damage.wrapped, tensor_damage.quantised_name)
     theirs = ("theirs.pt", "runs/transformer_nfn", "ours.safetensors")
-    target = (Target("net.safetensors", stored),)
+    target = (Target("ours.safetensors", stored),)
     return [
         Scenario("compare", inputs, (compare,), target, answers=(0, 1, 3)),
         Scenario(
             "one network", inputs,
             (
-                ("inspect", "net.safetensors", "--json"),
-                ("fingerprint", "net.safetensors", "other.safetensors", "--json"),
-                ("canonical", "net.safetensors", "--out", "out.safetensors"),
-                ("disguise", "net.safetensors", "--out", "out.safetensors"),
-                ("align", "net.safetensors", "other.safetensors", "--out", "new.safetensors"),
+                ("inspect", "ours.safetensors", "--json"),
+                ("fingerprint", "ours.safetensors", "other.safetensors", "--json"),
+                ("disguise", "ours.safetensors", "--out", "out.safetensors"),
+                ("align", "ours.safetensors", "other.safetensors", "--out", "new.safetensors"),
             ),
             target,
         ),
@@ -296,13 +295,6 @@ def _networks() -> list[Scenario]:
         Scenario(
             "state dict inspected", theirs,
             (("inspect", "theirs.pt", "--json"),), (Target("theirs.pt", (*pickled, *unwrapped)),),
-        ),
-        Scenario(
-            "space", ("space.json", "net.safetensors"),
-            (("space", "space.json"), ("sample", "space.json", "--out", "s.safetensors")),
-            # A tensor without axes is a number: an empty text is not wrong.
-            (Target("space.json", _json(("format", "axes", "axes/*", "axes/*/*", "tensors"),
-                                        ("axes", "tensors"), ANSWERED)),),
         ),
     ]  # fmt: skip
 
@@ -553,7 +545,7 @@ def _imports() -> list[Scenario]:
 
 WORDS = Scenario(
     "words", ("net.safetensors", "other.safetensors", "ours.safetensors", "runs/statnn", "zoo",
-              "hub", "bert", "adapter", "model.gguf", "encoder.pt", "authors", "space.json"), (),
+              "hub", "bert", "adapter", "model.gguf", "encoder.pt", "authors"), (),
 )  # fmt: skip
 SCENARIOS: tuple[Scenario, ...] = (
     *_run_folders(), WORDS, *_reports(), *_zoos(), WORDS, *_networks(), *_checkpoints(), WORDS,

@@ -165,8 +165,8 @@ def _warm_up(valid: Path) -> None:
 
     typer.main.get_command = functools.cache(typer.main.get_command)
     for words in (
-        ("space",), ("predict", valid / "runs" / "statnn", valid / "zoo#0"),
-        ("compare", valid / "net.safetensors", valid / "other.safetensors"),
+        ("architectures",), ("predict", valid / "runs" / "statnn", valid / "zoo#0"),
+        ("compare", valid / "ours.safetensors", valid / "other.safetensors"),
         ("inspect", valid / "hub", "--json"), ("zoo", "info", valid / "zoo"), ("compare", "--x"),
     ):  # fmt: skip
         done = tnfn(*words)

@@ -17,10 +17,12 @@ from safetensors.torch import save_file
 
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.models import tensors_of
+from transformer_nfn.networks import save_network
 from transformer_nfn.prediction.data import Selection, describe_zoo, load_parts
 from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.training import Execution
+from transformer_nfn.spaces import attention_block
 from transformer_nfn.testing import write_example_checkpoint
 from transformer_nfn.zoo import ModelZoo, NetworkSizes, Zoo
 from transformer_nfn.zoo.module import SmallTransformer, to_state_dict
@@ -42,7 +44,6 @@ RUNS = {
 QUANTISED = {"int8": "int8 groups", "float8": "float8 blocks", "gptq": "gptq", "packed": "packed"}
 IN_A_SHARD = 12
 FLEET = 18
-SPACE = "attention_block:8,2,4,4,12"
 
 
 def build(folder: Path) -> None:
@@ -58,7 +59,6 @@ def build(folder: Path) -> None:
     _own_networks(folder)
     _authors(folder / "authors")
     shutil.make_archive(str(folder / "authors"), "zip", folder / "authors")
-    (folder / "space.json").write_text(_output("space", SPACE, "--json"))
     (folder / "own.toml").write_text('extends = "gpt2"\n[config]\nn_head = 4\n')
 
 
@@ -123,10 +123,11 @@ def _named(data):
 
 
 def _networks(folder: Path) -> None:
-    _output("sample", SPACE, "--out", folder / "net.safetensors")
-    _output("disguise", folder / "net.safetensors", "--out", folder / "other.safetensors")
+    block = attention_block(8, 2, 4, 4, 12)
+    save_network(folder / "net.safetensors", block, block.randn(1))
     one = {name: w[0].contiguous() for name, w in _named(made(1, 7)).items()}
     save_file(one, folder / "ours.safetensors")
+    _output("disguise", folder / "ours.safetensors", "--out", folder / "other.safetensors")
     torch.save(to_state_dict(ARCH, one), folder / "theirs.pt")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,6 @@ from transformer_nfn.checkpoints.units import (
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import KEPT, Attention, Transformer, axes_of
 from transformer_nfn.io.files import blank_figure, save_figure
-from transformer_nfn.spaces import WeightSpace
-from transformer_nfn.spaces.axis import under_prefix
 
 PANELS = ("QK", "VO", "cross.QK", "cross.VO", "W_A", "W_G", "W_B")
 VISIBLE = 3e-4
@@ -98,7 +96,7 @@ class Inspection:
 
     Attributes:
         where: its file.
-        family: ``gpt2``, or the name of a weight space.
+        family: such as ``gpt2``.
         sizes: names and numbers: width, heads, neurons, vocabulary, dtype.
         tensors: one line for each name, and what acts on its axes.
         symmetries: size of every symmetry.
@@ -186,33 +184,6 @@ def inspect(model: Model, progress: Callable[[str], None] | None = None) -> Insp
     )
 
 
-def inspect_network(where: str, space: WeightSpace, weights: Mapping[str, Tensor]) -> Inspection:
-    """Inspect a network of a weight space.
-
-    Args:
-        weights: ``[1, 1, *axes]``.
-
-    Example:
-        >>> from transformer_nfn import spaces
-        >>> space = spaces.attention_block(d_model=8, heads=2, d_k=4, d_v=4, d_ff=6)
-        >>> found = inspect_network("mine", space, space.randn(1))
-        >>> [row.name for row in found.symmetries]
-        ['head: permuted', 'qk: linear', 'vo: linear', 'feature: permuted', 'neuron: permuted']
-    """
-    tensors = {name: w[0, 0].float() for name, w in weights.items()}
-    prefixes = [n.removesuffix("W_Q") for n in tensors if n == "W_Q" or n.endswith(".W_Q")]
-    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    return Inspection(
-        where,
-        space.name,
-        {"weights": space.num_weights, "dtype": dtype},
-        tuple(_space_tensors(space)),
-        tuple(_space_symmetries(space)),
-        (),
-        tuple(_inspect_space_block(prefix, under_prefix(tensors, prefix)) for prefix in prefixes),
-    )
-
-
 def axis_actions(lines: Iterable[TensorLine]) -> dict[str, tuple[str, ...]]:
     """Actions on each axis, over all tensors that have it."""
     actions: dict[str, dict[str, None]] = {}
@@ -278,23 +249,6 @@ def _inspect_attention(
     """Spectra and redundant heads of an attention, all ``[heads or groups, D, d]``."""
     QK, OV = product_spectrum(Q, K), product_spectrum(O_rows, V)
     return {"QK": QK, "VO": OV}, redundant_heads((Q, K), (O_rows, V), OV)
-
-
-def _inspect_space_block(prefix: str, tensors: Mapping[str, Tensor]) -> BlockReport:
-    spectra: dict[str, Tensor] = {}
-    heads: dict[str, Redundancy] = {}
-    neurons = None
-    if all(n in tensors and tensors[n].ndim == 3 for n in ("W_Q", "W_K", "W_V", "W_O")):
-        spectra, heads[""] = _inspect_attention(
-            tensors["W_Q"], tensors["W_K"], tensors["W_V"], tensors["W_O"].mT
-        )
-    if "W_A" in tensors and "W_B" in tensors:
-        read = tensors["W_A"].mT
-        if "b_A" in tensors:
-            read = torch.cat([read, tensors["b_A"].unsqueeze(-1)], 1)
-        spectra |= {n: matrix_spectrum(tensors[n]) for n in ("W_A", "W_B")}
-        neurons = redundant_neurons(read, tensors["W_B"], scale_free=True)
-    return BlockReport(prefix.rstrip(".") or "0", spectra, heads, neurons)
 
 
 # Sizes, tensors and symmetries
@@ -384,25 +338,6 @@ def _query_action(attention: Attention) -> str:
     if attention.d_k > attention.rotary:
         parts.append(f"GL({attention.d_k - attention.rotary})")
     return f"{' and '.join(parts)} per key head"
-
-
-def _space_tensors(space: WeightSpace) -> Iterator[TensorLine]:
-    for name, spec in space.tensors.items():
-        axes = tuple(word.rstrip("*") for word in spec.words())
-        acts = []
-        for axis in (space.axes[a] for a in axes):
-            acts.append("" if axis.kind == "free" else axis.action.describe(axis.size))
-        yield TensorLine(name, 1, space.shape(name), axes, tuple(acts))
-
-
-def _space_symmetries(space: WeightSpace) -> Iterator[SymmetrySize]:
-    """Size of what acts on each axis of a weight space."""
-    for name, axis in space.axes.items():
-        if axis.kind != "free":
-            times = math.prod(space.axes[a].size for a in space.ancestors(name))
-            size = times * axis.action.size(axis.size)
-            word = "permuted" if axis.action.permutes else axis.kind
-            yield SymmetrySize(f"{name}: {word}", times, size.continuous, size.finite)
 
 
 # Figure

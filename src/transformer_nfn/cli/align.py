@@ -19,7 +19,6 @@ from transformer_nfn.cli.options import (
     SetOption,
     open_options,
 )
-from transformer_nfn.errors import SpaceError
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.alignment import Aligned
@@ -63,22 +62,8 @@ def align_command(
 
     options = open_options(architecture, family, settings)
     networks = [resolve_network(name) for name in (first, second)]
-    A = networks[0].open_model(options)
-    if A is None:
-        networks[0].check_readable()
-        raise SpaceError(
-            f"'{first}' cannot be aligned: expected a checkpoint of a known family (tnfn "
-            "architectures) or a row of a zoo"
-        )
-    with A:
-        B = networks[1].open_model(options)
-        if B is None:
-            raise SpaceError(
-                f"'{first}' is a checkpoint of {A.description.family} and '{second}' is a network "
-                "of this library's: no symmetry joins them"
-            )
-        with B:
-            aligned = _align_checkpoints(A, B, out, rounds, untie)
+    with networks[0].open_model(options) as A, networks[1].open_model(options) as B:
+        aligned = _align_checkpoints(A, B, out, rounds, untie)
     if as_json:
         echo_json(aligned.as_json() | {"out": str(out)})
         return

@@ -19,7 +19,6 @@ from transformer_nfn.cli.inspect import inspect_command
 from transformer_nfn.cli.listings import architectures_command, assets_command
 from transformer_nfn.cli.report import report_command
 from transformer_nfn.cli.reproduce import reproduce_command
-from transformer_nfn.cli.spaces import canonical_command, sample_command, space_command
 from transformer_nfn.cli.train import evaluate_command, predict_command, train_command
 from transformer_nfn.cli.zoo import zoo_app
 
@@ -44,11 +43,6 @@ PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "demo": demo_command,
         "reproduce": reproduce_command,
         "report": report_command,
-    },
-    "Weight spaces": {
-        "space": space_command,
-        "sample": sample_command,
-        "canonical": canonical_command,
     },
 }
 """Panels of `tnfn --help`, and the commands in each."""

@@ -1,13 +1,12 @@
-"""The command `compare`: two checkpoints, two networks of a weight space, or a folder."""
+"""The command `compare`: two checkpoints, or all of a folder."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
@@ -19,29 +18,28 @@ from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
     JsonOption,
-    PartOption,
     SetOption,
-    SpaceOption,
-    named_network,
     open_options,
-    refuse_options,
 )
-from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
-    from transformer_nfn.checkpoints.families import Model, OpenOptions
+    from transformer_nfn.checkpoints.families import OpenOptions
     from transformer_nfn.checkpoints.pairs import AllPairs, Pair
     from transformer_nfn.networks import Network
-    from transformer_nfn.symmetry import Comparison
 
-IN_NETWORK = (
-    "A block of a network is compared up to the order of the coordinates of its input and output, "
-    "where the network around it may permute them."
-)
-UNLIKE = 0.1
-"""Relative difference from which on a tensor of a block has been replaced or turned."""
 EXIT = {True: 0, False: 1, None: 3}
-"""Exit code by whether the two are the same function: yes, no, undecidable."""
+"""Exit code by whether what is expected holds: yes, no, undecidable."""
+HOLDS: dict[str, dict[str, bool | None]] = {
+    "same": {
+        "same": True, "consistent with a disguise, not proved": None, "unclear": None,
+    },
+    "derived": {
+        "same": True, "same backbone": True, "consistent with a disguise, not proved": True,
+        "derived": True, "different": None, "unclear": None,
+    },
+}  # fmt: skip
+"""Whether an expectation holds, by verdict; it does not with others."""
 LISTED = ("same", "same backbone", "derived", "partly", "embeddings only", "unclear", "failed")
 """Verdicts whose pairs are listed; the others are counted."""
 
@@ -49,8 +47,6 @@ LISTED = ("same", "same backbone", "derived", "partly", "embeddings only", "uncl
 def compare_command(
     first: Annotated[str | None, typer.Argument(help=NETWORK)] = None,
     second: Annotated[str | None, typer.Argument(help=NETWORK)] = None,
-    space: SpaceOption = None,
-    part: PartOption = None,
     architecture: ArchitectureOption = None,
     family: FamilyOption = None,
     settings: SetOption = None,
@@ -58,25 +54,29 @@ def compare_command(
         Path | None,
         typer.Option(help="The model that adapters (LoRA) among A and B change."),
     ] = None,
-    group: Annotated[
-        str, typer.Option(help="'paper', or 'enlarged' with LayerNorm and ReLU scalings.")
-    ] = "paper",
     prove: Annotated[
         bool | None,
         typer.Option(
             "--prove/--no-prove",
-            help="Checkpoints: also look for token ids that tell apart what scores call different; "
-            "or leave it at scores. By default a disguise is proved, an element verified on every "
-            "tensor. Networks of a weight space are always proved.",
+            help="Also look for token ids that tell apart what scores call different; or leave it "
+            "at scores. By default a disguise is proved, an element verified on every tensor.",
             show_default=False,
         ),
     ] = None,
     figure: Annotated[
         Path | None,
-        typer.Option("--figure", help="Checkpoints: draw blocks of A against blocks of B here."),
+        typer.Option("--figure", help="Draw blocks of A against blocks of B here."),
+    ] = None,
+    expect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="same|same-function|derived",
+            help="What exit code 0 stands for: the verdict same, the same function with proof (as "
+            "without the option), or the verdict derived or one of a closer relation.",
+        ),
     ] = None,
     matrix: Annotated[
-        str | None,
+        Path | None,
         typer.Option(
             "--matrix",
             metavar="<path>",
@@ -96,15 +96,16 @@ def compare_command(
     output heads differ), derived, partly (which blocks agree), share embeddings only, or are
     unrelated; where that cannot be decided, the verdict is unclear. Same is always proved:
     an element of the symmetry group is verified on every tensor. Which of the two came first
-    cannot be seen from weights. Networks of a weight space are compared with proof, too.
+    cannot be seen from weights.
 
     Two tests say how sure that is: log10 p of an exact test that B was trained independently
     of A, which permuted units defeat, and p of the score among trained strangers, which no
     disguise defeats; models unlike those strangers are labelled as extrapolated.
 
-    Exit code 0 if they are the same function, with proof; 1 if they are not; 3 if that is
-    undecided (also with --no-prove, and where no forward is known for a space); 2 for bad input.
-    Shapes that no disguise can change (other widths, other norms) are a no.
+    Exit code 0 if they are the same function, with proof, or what --expect names; 1 if not; 3 if
+    that is undecided (also with --no-prove); 2 for bad input. Shapes that no disguise can change
+    (other widths, other norms) are another function; whether one is derived from the other is
+    undecided then.
 
     [bold]Examples[/bold]
 
@@ -112,9 +113,9 @@ def compare_command(
 
       tnfn compare gpt2/ suspect/ --no-prove --json
 
-      tnfn compare net.safetensors other.safetensors
+      tnfn compare base/ suspect/ --expect derived && echo "made from base"
 
-      tnfn compare zoo#0 network.pt --part blocks.1
+      tnfn compare zoo#0 network.pt
 
       tnfn compare model/ model.gguf
 
@@ -124,26 +125,26 @@ def compare_command(
     """
     options = replace(open_options(architecture, family, settings), base=base)
     if matrix is not None:
-        if first is not None or space is not None or part is not None or prove is not None:
+        if first is not None or prove is not None or expect is not None:
             raise TransformerNFNError(
-                "--matrix compares all checkpoints of a folder: without A and B, --space, --part "
-                "and --prove"
+                "--matrix compares all checkpoints of a folder: without A and B, --prove, --expect"
             )
-        if not matrix:
-            raise TransformerNFNError("--matrix expected a folder, found ''")
-        _compare_folder(Path(matrix), out, engine, figure, options, json_output)
+        _compare_folder(matrix, out, engine, figure, options, json_output)
         return
     if first is None or second is None:
         raise TransformerNFNError("name two networks to compare, or a folder with --matrix")
     if out is not None or engine != "local":
         raise TransformerNFNError("--out and --engine are for --matrix")
+    if expect not in (None, "same-function", *HOLDS):
+        raise TransformerNFNError(
+            f"--expect expected same, same-function or derived, found '{expect}'"
+        )
     from transformer_nfn.networks import resolve_network
 
     networks = [resolve_network(name) for name in (first, second)]
-    if space is None and part is None:
-        _compare_checkpoints(networks, options, prove, figure, json_output)
-    refuse_options(first, options, figure=figure)
-    _compare_networks(networks, space, part, group, json_output)
+    verdict, same = _compare_checkpoints(networks, options, prove, figure, json_output)
+    holds = HOLDS[str(expect)].get(verdict, False) if expect in HOLDS else same
+    raise typer.Exit(EXIT[holds])
 
 
 def _compare_checkpoints(
@@ -152,8 +153,8 @@ def _compare_checkpoints(
     prove: bool | None,
     figure: Path | None,
     json_output: bool,
-) -> None:
-    """Compare two checkpoints and exit; return if both are networks of a weight space."""
+) -> tuple[str, bool | None]:
+    """The verdict on two checkpoints, and whether they are the same function."""
     from transformer_nfn.checkpoints import relate
     from transformer_nfn.checkpoints.relations import draw_relation
     from transformer_nfn.io.adapter import is_adapter
@@ -162,26 +163,11 @@ def _compare_checkpoints(
     if options.base is not None and not adapters:
         raise TransformerNFNError("--base is for adapters (LoRA), and neither A nor B is one")
     if len(adapters) == 2 and options.base is None:
-        _compare_adapters(adapters, figure, json_output)
+        return _compare_adapters(adapters, figure, json_output)
     if len(adapters) == 1 and options.base is None:
         options = _with_base(networks, adapters[0], options)
 
-    with ExitStack() as stack:
-        models: list[Model | None] = []
-        for network in networks:
-            models.append(network.open_model(options))
-            if (model := models[-1]) is not None:
-                stack.enter_context(model)
-        A, B = models
-        if A is None and B is None:
-            return
-        if A is None or B is None:
-            known, other = networks if B is None else reversed(networks)
-            other.check_readable()
-            raise SpaceError(
-                f"'{known.name}' is a checkpoint of a transformer and '{other.name}' a network of "
-                "a weight space: they do not compare"
-            )
+    with networks[0].open_model(options) as A, networks[1].open_model(options) as B:
         relation = relate(A, B, prove=prove)
     if figure is not None and relation.matrix is not None:
         draw_relation(relation, figure, (A.where, B.where))
@@ -191,7 +177,7 @@ def _compare_checkpoints(
         typer.echo(str(relation))
     if figure is not None and relation.matrix is None:
         typer.echo(f"no figure: there are no blocks to draw ({relation.reason})", err=True)
-    raise typer.Exit(EXIT[relation.same_function])
+    return relation.verdict, relation.same_function
 
 
 def _with_base(networks: Sequence[Network], name: str, options: OpenOptions) -> OpenOptions:
@@ -205,8 +191,10 @@ def _with_base(networks: Sequence[Network], name: str, options: OpenOptions) -> 
     return replace(options, base=Path(other.name))
 
 
-def _compare_adapters(names: Sequence[str], figure: Path | None, json_output: bool) -> None:
-    """Compare two adapters by themselves, and exit."""
+def _compare_adapters(
+    names: Sequence[str], figure: Path | None, json_output: bool
+) -> tuple[str, bool | None]:
+    """The verdict on two adapters by themselves, and whether they are the same change."""
     from transformer_nfn.checkpoints.adapters import compare_adapters
     from transformer_nfn.io.adapter import Adapter
 
@@ -218,74 +206,7 @@ def _compare_adapters(names: Sequence[str], figure: Path | None, json_output: bo
         echo_json(result.as_json())
     else:
         typer.echo(str(result))
-    raise typer.Exit(EXIT[result.same])
-
-
-def _compare_networks(
-    networks: Sequence[Network],
-    space: str | None,
-    part: str | None,
-    group: str,
-    json_output: bool,
-) -> None:
-    """Compare two networks of a weight space, with proof, and exit."""
-    from transformer_nfn import symmetry
-    from transformer_nfn.functional.zoo_network import BLOCK
-    from transformer_nfn.symmetry.enlarged import turned_alike
-
-    first, second = networks
-    left, U = named_network(first, space, part, in_network=True)
-    right, V = named_network(second, space, part, in_network=True)
-    if left != right:
-        raise SpaceError(
-            f"'{first.name}' lies in {left.name} and '{second.name}' in {right.name}: the spaces "
-            "do not match"
-        )
-    if group not in ("paper", "enlarged"):
-        raise TransformerNFNError(f"--group must be 'paper' or 'enlarged', found '{group}'")
-    result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
-    in_network = left.architecture == BLOCK
-    # Blocks that share nothing but what LayerNorms let `align` rotate.
-    differ = result.same_function is False and min(result.residuals.values()) > UNLIKE
-    if in_network and differ and turned_alike(U, V):
-        result = replace(
-            result, same_function=None, same_orbit=None, witness=None,
-            reason="no order of coordinates joins the blocks, though their heads agree up to "
-            "orthogonal matrices, which the network around them may hide: compare the whole "
-            "networks",
-        )  # fmt: skip
-    if in_network and result.same_function is None:
-        # More is known of what a block by itself computes than of one in other coordinates.
-        alone, _ = named_network(first, None, part)
-        by_itself = symmetry.compare(alone, U, V, group=group)  # type: ignore[arg-type]
-        if by_itself.same_function:
-            result, in_network = by_itself, False
-    if json_output:
-        echo_json(_as_json(result))
-    else:
-        typer.echo(str(result))
-        if in_network:
-            typer.echo(IN_NETWORK)
-    raise typer.Exit(EXIT[result.same_function])
-
-
-def _as_json(result: Comparison) -> dict[str, Any]:
-    witness = result.witness
-    return {
-        "same_function": result.same_function,
-        "same_orbit": result.same_orbit,
-        "group": result.group,
-        "reason": result.reason,
-        "resolution": result.resolution,
-        "element_error": result.element_error,
-        "residuals": dict(result.residuals),
-        "witness": witness
-        and {
-            "difference": witness.difference,
-            "noise": witness.noise,
-            "input": witness.X.tolist(),
-        },
-    }
+    return {True: "same", False: "different", None: "unclear"}[result.same], result.same
 
 
 def _compare_folder(

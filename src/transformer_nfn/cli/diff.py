@@ -17,7 +17,6 @@ from transformer_nfn.cli.options import (
     SetOption,
     open_options,
 )
-from transformer_nfn.errors import SpaceError
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import Model, OpenOptions
@@ -80,11 +79,4 @@ def diff_command(
 def _open(name: str, options: OpenOptions) -> Model:
     from transformer_nfn.networks import resolve_network
 
-    network = resolve_network(name)
-    model = network.open_model(options)
-    if model is None:
-        network.check_readable()
-        raise SpaceError(
-            f"'{name}' is a network of a weight space: expected a checkpoint of a transformer"
-        )
-    return model
+    return resolve_network(name).open_model(options)

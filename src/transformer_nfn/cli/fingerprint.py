@@ -18,14 +18,10 @@ from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
     JsonOption,
-    PartOption,
     SetOption,
-    SpaceOption,
-    named_network,
     open_options,
-    refuse_options,
 )
-from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import OpenOptions
@@ -44,38 +40,33 @@ def fingerprint_command(
     files: Annotated[
         list[str],
         typer.Argument(
-            help="Checkpoints or networks: files, folders, rows of a zoo (ZOO#12); a .parquet "
-            "file stands for the fingerprints in it."
+            help="Checkpoints: files, folders, rows of a zoo (ZOO#12); a .parquet file stands for "
+            "the fingerprints in it."
         ),
     ],
-    space: SpaceOption = None,
-    part: PartOption = None,
     architecture: ArchitectureOption = None,
     family: FamilyOption = None,
     settings: SetOption = None,
-    size: Annotated[
-        int | None, typer.Option(help="Networks of a weight space: how many numbers, 64.")
-    ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Checkpoints: write a new file of fingerprints.")
+        Path | None, typer.Option("--out", help="Write a new file of fingerprints.")
     ] = None,
     add: Annotated[
         Path | None,
-        typer.Option("--add", help="Checkpoints: add to this database, or begin it."),
+        typer.Option("--add", help="Add to this database, or begin it."),
     ] = None,
     database: Annotated[
         Path | None,
-        typer.Option("--search", help="Checkpoints: look for relatives in this database."),
+        typer.Option("--search", help="Look for relatives in this database."),
     ] = None,
     most: Annotated[int, typer.Option("--top", min=1, help="Relatives shown of each.")] = 10,
     json_output: JsonOption = False,
 ) -> None:
     """Fingerprint networks, or search a database of fingerprints.
 
-    A network and all its disguises share one fingerprint. For checkpoints of a known family (see
-    `tnfn architectures`) it has 4.9 KiB, moves when any tensor that can affect the outputs does, is
-    near in models made from one another and far in strangers, and can be searched for among 100,000
-    others. A search suggests; `tnfn compare` decides.
+    A checkpoint of a known family (see `tnfn architectures`) and all its disguises share one
+    fingerprint. It has 4.9 KiB, moves when any tensor that can affect the outputs does, is near in
+    models made from one another and far in strangers, and can be searched for among 100,000 others.
+    A search suggests; `tnfn compare` decides.
 
     [bold]Examples[/bold]
 
@@ -92,16 +83,7 @@ def fingerprint_command(
     if out is not None and out.exists():
         raise TransformerNFNError(f"'{out}' is there already: --add adds to it")
     options = open_options(architecture, family, settings)
-    entries = None if space is not None or part is not None else _take(files, options)
-    if entries is None:
-        refuse_options(files[0], options, out=out, add=add, search=database)
-        _networks(files, space, part, 64 if size is None else size, json_output)
-        return
-    if size is not None:
-        raise TransformerNFNError(
-            f"--size is for networks of a weight space, and '{files[0]}' is a checkpoint, whose "
-            "fingerprint has one size"
-        )
+    entries = _take(files, options)
     matches, searched = None, []
     if database is not None:
         matches, note = _search(database, entries, most)
@@ -118,8 +100,8 @@ def fingerprint_command(
         typer.echo(note)
 
 
-def _take(files: Sequence[str], options: OpenOptions) -> list[Entry] | None:
-    """Fingerprints of checkpoints; None where these are networks of a weight space."""
+def _take(files: Sequence[str], options: OpenOptions) -> list[Entry]:
+    """Fingerprints of checkpoints."""
     from transformer_nfn.checkpoints.fingerprints import Database, Entry, take_fingerprint
     from transformer_nfn.networks import resolve_network
 
@@ -131,18 +113,8 @@ def _take(files: Sequence[str], options: OpenOptions) -> list[Entry] | None:
                 with Database(file) as stored:
                     entries += stored
                 continue
-            network = resolve_network(file)
-            model = network.open_model(options)
-            if model is None:
-                if entries:
-                    network.check_readable()
-                    raise SpaceError(
-                        f"'{files[0]}' is a checkpoint of a transformer and '{file}' a network of "
-                        "a weight space: their fingerprints do not compare"
-                    )
-                return None
             name = file.rstrip("/") or file
-            with model:
+            with resolve_network(file).open_model(options) as model:
                 blocks = len(model.description.blocks)
                 task = bar.add_task(name, total=blocks)
                 progress = partial(_advance, bar, task)
@@ -250,27 +222,3 @@ def _facts(name: str, p: Fingerprint) -> dict[str, Any]:
         "name": name, "family": p.family, "width": p.width, "blocks": p.depth,
         "weights": p.weights, "frame": p.frame, "rows": p.rows, "checksum": p.checksum,
     }  # fmt: skip
-
-
-def _networks(
-    files: Sequence[str], space: str | None, part: str | None, size: int, json_output: bool
-) -> None:
-    """Fingerprints of networks of a weight space, by distance to the first."""
-    import torch
-
-    from transformer_nfn import symmetry
-
-    loaded = [named_network(file, space, part, in_network=True) for file in files]
-    if any(found != loaded[0][0] for found, _ in loaded):
-        raise SpaceError("the files lie in different weight spaces; fingerprints do not compare")
-    rows = torch.cat([symmetry.fingerprint(of, weights, size=size) for of, weights in loaded])
-    distances = torch.cdist(rows, rows) / rows.norm(dim=1).mean().clamp_min(1e-300)
-    if json_output:
-        by_file = {file: row.tolist() for file, row in zip(files, rows, strict=True)}
-        echo_json({"fingerprints": by_file, "relative_distances": distances.tolist()})
-        return
-    table = Table("file", "fingerprint", "distance to the first")
-    for file, row, distance in zip(files, rows, distances[0].tolist(), strict=True):
-        start = " ".join(f"{x:+.3f}" for x in row[:3].tolist()) + " …"
-        table.add_row(file, start, f"{distance:.1e}")
-    table_console().print(table)

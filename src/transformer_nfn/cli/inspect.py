@@ -15,12 +15,8 @@ from transformer_nfn.cli.options import (
     FamilyOption,
     JsonOption,
     NetworkArgument,
-    PartOption,
     SetOption,
-    SpaceOption,
-    named_network,
     open_options,
-    refuse_options,
 )
 from transformer_nfn.errors import TransformerNFNError
 
@@ -34,8 +30,6 @@ if TYPE_CHECKING:
 
 def inspect_command(
     file: NetworkArgument,
-    space: SpaceOption = None,
-    part: PartOption = None,
     architecture: ArchitectureOption = None,
     family: FamilyOption = None,
     settings: SetOption = None,
@@ -59,7 +53,7 @@ def inspect_command(
 
       tnfn inspect mnist-sample#0 --json
     """
-    from transformer_nfn.checkpoints.inspection import draw_spectra, inspect_network
+    from transformer_nfn.checkpoints.inspection import draw_spectra
     from transformer_nfn.io.adapter import is_adapter
     from transformer_nfn.networks import resolve_network
 
@@ -69,15 +63,8 @@ def inspect_command(
             raise TransformerNFNError(f"--figure draws blocks, and '{file}' is an adapter (LoRA)")
         _inspect_adapter(file, as_json)
         return
-    network = resolve_network(file)
-    model = network.open_model(options) if space is None and part is None else None
-    if model is not None:
-        with model:
-            report = _inspect(model)
-    else:
-        refuse_options(file, options)
-        network.check_no_nan()
-        report = inspect_network(file, *named_network(network, space, part))
+    with resolve_network(file).open_model(options) as model:
+        report = _inspect(model)
     if figure is not None:
         draw_spectra(report, figure)
     if as_json:

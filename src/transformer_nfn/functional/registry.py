@@ -106,7 +106,6 @@ ARCHITECTURES: dict[str, Build] = {
     "residual_stack": _residual_stack,
     "decoder_stack": _decoder_stack,
     zoo_network.NAME: zoo_network.network_architecture,
-    zoo_network.BLOCK: zoo_network.block_architecture,
 }
 """Builders by the name in `WeightSpace.architecture` and in its JSON. Add your own, so that
 networks read from files find their forward."""

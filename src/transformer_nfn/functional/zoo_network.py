@@ -17,13 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_nfn.functional.architecture import LENGTHS, Architecture, Rescaling, Vectors
-from transformer_nfn.functional.blocks import block, sinusoids
+from transformer_nfn.functional.blocks import sinusoids
 from transformer_nfn.io.layout import Naming
 from transformer_nfn.spaces import Axis, WeightSpace, attention_block, stack
 from transformer_nfn.spaces.axis import under_prefix
 
 NAME = "small_transformer"
-BLOCK = "small_transformer_block"
 EPS = 1e-5
 """Of the LayerNorms, PyTorch's default."""
 Drop = Callable[[Tensor, int], Tensor]
@@ -103,54 +102,6 @@ def network_architecture(space: WeightSpace, positions: Tensor | None = None) ->
         _naming(sizes, where),
         freedoms=_scales(sizes["blocks"]),
     )
-
-
-def block_in_network(network: WeightSpace, index: int) -> WeightSpace:
-    """The space of one block with all that the network around it leaves free.
-
-    The network may permute the coordinates between two blocks, so those of the block's input and
-    output are in no fixed order, but for the input of the first block.
-
-    Args:
-        network: a space that `small_transformer` made.
-        index: of the block, from 0.
-    """
-    prefix = f"blocks.{index}."
-    tensors = {
-        name.removeprefix(prefix): " ".join(spec.words())
-        for name, spec in network.tensors.items()
-        if name.startswith(prefix)
-    }
-    carried = {axis for words in tensors.values() for axis in words.replace("*", "").split()}
-    axes = [axis for name, axis in network.axes.items() if name in carried]
-    return WeightSpace.build(
-        f"{BLOCK} {index}", axes, tensors, architecture=BLOCK, options={"index": index}
-    )
-
-
-def block_architecture(space: WeightSpace) -> Architecture:
-    """The architecture of a space that `block_in_network` made.
-
-    Its forward is invariant under permutations of coordinates and under what else the LayerNorms
-    of the network leave free, orthogonal matrices that fix the all-ones vector: where the input
-    has no fixed order of coordinates, every token is a constant vector; the outputs are the scalar
-    products of the tokens.
-    """
-    index = space.options["index"]
-    stream = space.axes[f"stream{index}"]
-    width = 1 if stream.action.permutes else stream.size
-    lengths = tuple(n for n in LENGTHS if n > 1)  # one token alone has the norm that it has
-    scale = Rescaling("scale", f"{index}.neuron", ("W_A", "b_A"), ("W_B",), positive=True)
-    return Architecture(
-        space, _block_forward, Vectors(width=width, lengths=lengths), freedoms=(scale,)
-    )
-
-
-def _block_forward(weights: Mapping[str, Tensor], X: Tensor) -> Tensor:
-    """Scalar products ``[*lead, T, T]`` of what the block makes of ``X [T, d_model or 1]``."""
-    width = weights["W_Q"].shape[-2]
-    out = block(X.expand(*X.shape[:-1], width), weights)
-    return out @ out.mT / width
 
 
 def zoo_logits(

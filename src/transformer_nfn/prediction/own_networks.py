@@ -223,11 +223,6 @@ def open_own(
         if options or CLASSIFIER not in families:
             raise
         model = network.open_model(OpenOptions(family=CLASSIFIER))
-    if model is None:
-        raise RunError(
-            f"'{network.name}' is no checkpoint of a known family; the predictor reads "
-            f"{', '.join(families)}"
-        )
     family = model.binding.family.name
     if family not in families:
         model.close()

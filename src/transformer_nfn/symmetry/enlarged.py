@@ -20,9 +20,6 @@ from transformer_nfn.spaces.actions.permutation import match_rows
 from transformer_nfn.spaces.actions.solvers import exact_matrix, polar_fixing_ones
 from transformer_nfn.symmetry.normal_forms import centred
 
-ALIKE = 0.01
-"""Relative difference of singular values up to which heads count as turned alike."""
-
 
 @dataclass(frozen=True)
 class EnlargedElement:
@@ -220,25 +217,3 @@ def random_commuting(
     H = hyperplane(D)
     M: Tensor = ones + H @ X @ H.T
     return M
-
-
-def turned_alike(U: Mapping[str, Tensor], V: Mapping[str, Tensor]) -> bool:
-    """Whether the heads of two blocks agree up to matrices that commute with LayerNorm.
-
-    Such matrices, before and after the heads, preserve the singular values of the centred
-    ``W_Q W_Kᵀ`` and ``W_V W_O``. Agreement is necessary, not sufficient.
-
-    Args:
-        U: one block, ``W_Q, W_K, W_V, W_O`` as ``[*lead, h, …]``. V: the other.
-    """
-    first, second = _spectra(U), _spectra(V)
-    return float((first - second).norm()) <= ALIKE * float(first.norm())
-
-
-def _spectra(weights: Mapping[str, Tensor]) -> Tensor:
-    """Singular values of the two products of each head, ``[…, 2D]``, heads in a fixed order."""
-    Q, K, V, O = (weights[f"W_{name}"].detach().double() for name in "QKVO")  # noqa: E741
-    Q, K, V = (x - x.mean(-2, keepdim=True) for x in (Q, K, V))
-    O = O - O.mean(-1, keepdim=True)  # noqa: E741
-    values = torch.cat([torch.linalg.svdvals(x) for x in (Q @ K.mT, V @ O)], -1).flatten(0, -2)
-    return values[values[:, 0].argsort()]

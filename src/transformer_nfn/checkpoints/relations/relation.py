@@ -102,7 +102,7 @@ def _relate(A: Model, B: Model, prove: bool | None) -> Relation:
             "made from the other by changing its shape is not looked at"
         )
         relation = Relation(
-            "unclear", False, None, reason, rows, columns, not_compared=("all blocks",)
+            "different", False, None, reason, rows, columns, not_compared=("all blocks",)
         )
     elif "chain" in A.description.orders:
         relation = Relation("unclear", None, None, NO_SCORES, rows, columns)
@@ -127,6 +127,8 @@ def _concluded(relation: Relation, proof: Proof) -> Relation:
         verdict, reason = ("different" if proof.same is False else "unclear"), proof.reason
     elif verdict == CONSISTENT:
         verdict, reason = ("derived" if proof.same is False else "unclear"), proof.reason
+    elif verdict == "unclear" and proof.same is False:
+        verdict = "different"
     return replace(
         relation,
         verdict=verdict,
