@@ -7,14 +7,15 @@ GPT-2 of 124 M weights (random, as the library initialises it), its disguise and
 block of Llama 7B's size in bfloat16; GPT-2s of other sizes for the plot. Each measurement is a
 process of its own, so that the memory is that of the process at its peak, PyTorch (about 0.25 GiB)
 included; seconds do not count importing it. `--memory` instead compares a bfloat16 Llama of four
-blocks of width 2,048 with its disguise in two processes: one keeps freed memory, as the command
-line does, the other returns it to the system. Needs the extra `transformers`.
+blocks of width 2,048 with its disguise: with the system's pages, with glibc keeping freed memory,
+and with large pages, as the command line does. Needs the extra `transformers`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import tempfile
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 
 from costs import in_a_process, peak_mib
+from transformer_nfn.processes import LARGE_PAGES
 
 LIMITS = {
     "related, disguise": (20.0, 1.8),
@@ -40,6 +42,14 @@ NARROW = {
     "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16,
     "num_key_value_heads": 16, "num_hidden_layers": 4,
 }  # fmt: skip
+MEMORY = {
+    "pages of 4 KiB": {},
+    "freed memory kept": dict.fromkeys(
+        ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(2**30)
+    ),
+    "large pages": {LARGE_PAGES: "1"},
+}
+"""Environments of a process; the command line uses the last."""
 LLAMA_BLOCKS = 32
 LLAMA = {
     "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32,
@@ -76,14 +86,11 @@ def make_disguise(source: Path, out: Path, seed: int) -> None:
         disguise(model, out, torch.Generator().manual_seed(seed), condition=10.0)
 
 
-def relate_files(first: Path, second: Path, prove: bool, keep: bool = False) -> dict[str, Any]:
+def relate_files(first: Path, second: Path, prove: bool) -> dict[str, Any]:
     """Seconds, page faults and peak memory of one relation."""
     from transformer_nfn.checkpoints import relate
     from transformer_nfn.checkpoints.families import open_model
-    from transformer_nfn.processes import keep_freed_memory
 
-    if keep:
-        keep_freed_memory()
     start, work = time.perf_counter(), time.process_time()
     with open_model(first) as A, open_model(second) as B:
         relation = relate(A, B, prove=prove)
@@ -160,13 +167,16 @@ def measure(folder: Path, sizes: list[str], quick: bool) -> dict[str, Any]:
 
 
 def measure_memory(folder: Path) -> dict[str, Any]:
-    """One pair in bfloat16, with freed memory returned and kept."""
+    """One pair in bfloat16, with each kind of memory."""
     paths = folder / "llama", folder / "disguise"
     in_a_process(make_llama, paths[0], 0, NARROW)
     in_a_process(make_disguise, *paths, 7)
     rows = {}
-    for name, keep in (("freed memory returned", False), ("freed memory kept", True)):
-        rows[name] = row = in_a_process(relate_files, *paths, True, keep)
+    for name, variables in MEMORY.items():
+        os.environ.update(variables)
+        rows[name] = row = in_a_process(relate_files, *paths, True)
+        for variable in variables:
+            del os.environ[variable]
         show(name, row)
         print(f"{'':42s} {row['system_seconds']:.1f} s in the system, "
               f"{row['page_faults']:,} page faults, {row['verdict']}")  # fmt: skip
@@ -214,7 +224,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     parser.add_argument("--plot", type=Path, help="also draw them here")
     parser.add_argument("--quick", action="store_true", help="the smallest size only")
-    parser.add_argument("--memory", action="store_true", help="one pair, freed memory kept or not")
+    parser.add_argument("--memory", action="store_true", help="one pair, by kind of memory")
     parser.add_argument("--sizes", default=",".join(SIZES), help="GPT-2s, separated by commas")
     parser.add_argument("--folder", type=Path, help="for the files; a temporary one otherwise")
     options = parser.parse_args()

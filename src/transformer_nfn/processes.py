@@ -1,8 +1,7 @@
-"""Cores, threads and memory of a process, and worker processes of one thread each."""
+"""Cores, threads and pages of a process, and worker processes of one thread each."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +15,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Parameters of glibc's ``mallopt``."""
-KEPT = 2**30
-"""Bytes of freed memory that a process keeps, and size from which a tensor is not kept."""
+LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""Variable by which PyTorch asks Linux for memory in pages of 2 MiB instead of 4 KiB."""
 
 
 def cores() -> int:
@@ -27,18 +24,6 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def keep_freed_memory() -> None:
-    """Keep freed memory for the next tensor instead of returning it to the system.
-
-    Temporaries of some MiB are otherwise mapped anew, page by page, at every product. Only glibc
-    has the setting; elsewhere nothing happens.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, KEPT)
-        mallopt(_TRIM_THRESHOLD, KEPT)
 
 
 def map_rows(work: Callable[[slice], Tensor], like: Tensor, chunk: int) -> Tensor:
