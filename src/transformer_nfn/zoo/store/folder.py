@@ -22,6 +22,7 @@ from torch import Tensor
 from transformer_nfn import __version__
 from transformer_nfn.io.files import foreign_files, read_regular, sweep, write_bytes
 from transformer_nfn.io.json_fields import Fields, parse_object, read_object
+from transformer_nfn.io.tensor_files import tensor_bytes
 from transformer_nfn.known_tasks import SEED_KINDS, UNKNOWN_SEEDS
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes, check_sizes
@@ -144,12 +145,8 @@ class WordVectors:
     def to_bytes(self) -> bytes:
         """As a safetensors file; the vocabulary is UTF-8 JSON in a byte tensor."""
         text = json.dumps([self.source, *self.vocabulary], ensure_ascii=False).encode()
-        return safetensors.torch.save(
-            {
-                "vectors": self.vectors.contiguous(),
-                "vocabulary": torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy()),
-            }
-        )
+        words = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
+        return b"".join(tensor_bytes({"vectors": self.vectors, "vocabulary": words}))
 
     @staticmethod
     def from_bytes(data: bytes) -> WordVectors:
