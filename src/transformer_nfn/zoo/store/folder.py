@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,6 +173,9 @@ def check_metadata(fields: Fields, where: str) -> None:
     fields.whole("shards", 1, MAX_SHARDS)
     task = fields.inner("task")
     known = KNOWN_TASKS[task.choice("name", KNOWN_TASKS)]
+    task.inner("provenance")
+    if task.data.get("samples", 0) is not None:
+        task.whole("samples", 1)
     architecture = fields.inner("architecture")
     sizes = read_sizes(architecture)
     try:
@@ -193,7 +196,8 @@ def check_metadata(fields: Fields, where: str) -> None:
     recipe.choice("select", SELECTIONS)
     if origin == "build":
         _check_plan(fields)
-    if origin == "build" or "epochs" in recipe.data:
+    # The authors' files do not state these.
+    if origin == "build" or recipe.data.keys() & {"epochs", "precision", "percents"}:
         recipe.whole("epochs", 1)
         recipe.choice("precision", PRECISIONS)
         percents = recipe.each("percents", lambda items, name: items.whole(name, 1, 100))
@@ -206,12 +210,8 @@ def check_metadata(fields: Fields, where: str) -> None:
 
 
 def _check_plan(fields: Fields) -> None:
-    """Validate the fields of a zoo that was built: task, seed and runs of each shard."""
+    """Validate the fields of a zoo that was built: its seed, and the runs of each shard."""
     fields.whole("seed", 0, 2**63 - 1)
-    task = fields.inner("task")
-    task.inner("provenance")
-    if task.data.get("samples", 0) is not None:
-        task.whole("samples", 1)
     plan = fields.each("plan", lambda shards, name: shards.each(name, Fields.text))
     if fields.data["shards"] != len(plan):
         fields.refuse("shards", f"{len(plan)}, the length of 'plan'")
@@ -422,23 +422,23 @@ def zoo_kind(path: Path | str) -> str:
         return ""  # opening the zoo reports why
 
 
-def check_fresh(path: Path) -> None:
-    """Reject a folder that holds anything but the beginning of a zoo."""
-    if not path.exists():
-        return
-    if not path.is_dir():
+def check_fresh(path: Path, files: Container[str] = _FILES) -> None:
+    """Reject a folder with other files than these, by default those a zoo begins with."""
+    if path.exists() and not path.is_dir():
         raise StoreError(f"'{path}' is a file, not a folder")
-    if (path / GROUPS_FILE).is_file():
-        raise StoreError(f"'{path}' holds a mixed zoo: name an empty folder")
-    foreign = foreign_files(path, _FILES)
-    if foreign:
-        raise StoreError(f"'{path}' holds other files ('{foreign[0]}'): name an empty folder")
+    if path.exists() and (foreign := foreign_files(path, files)):
+        what = "a mixed zoo" if GROUPS_FILE in foreign else f"other files ('{foreign[0]}')"
+        raise StoreError(f"'{path}' holds {what}: name an empty folder")
 
 
-def check_outside_zoos(path: Path) -> None:
-    """Reject an output path inside a zoo: a zoo holds only its own files."""
+def check_outside_zoos(path: Path, *, new: bool = False) -> None:
+    """Reject an output path inside a zoo: a zoo holds only its own files.
+
+    Args:
+        new: the path itself may be a zoo, or the beginning of one.
+    """
     real = Path(os.path.realpath(path))
-    for folder in (real, *real.parents):
+    for folder in (real, *real.parents)[new:]:
         if any(os.path.isfile(folder / name) for name in ("zoo.json", GROUPS_FILE)):
             raise StoreError(f"'{path}' lies in the zoo '{folder}': choose another place")
 

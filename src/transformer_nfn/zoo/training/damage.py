@@ -272,7 +272,7 @@ def damage_zoo(
         rows = np.asarray(options.rows, dtype=np.int64)
     items = _plan(zoo, rows, options)
     metadata = _describe(zoo, rows, len(items), options)
-    check_outside_zoos(out.parent)
+    check_outside_zoos(out, new=True)
     if not (out / "zoo.json").exists():
         check_fresh(out)
     else:

@@ -26,6 +26,7 @@ from transformer_nfn.zoo.store.index import CONFIGURATION, Index
 from transformer_nfn.zoo.store.shards import DTYPES
 from transformer_nfn.zoo.training.grid import GRID_SIZE, Config, grid, sample
 from transformer_nfn.zoo.training.tasks import Task, TextTask, load_task
+from transformer_nfn.zoo.training.tasks.load import check_sources
 from transformer_nfn.zoo.training.trainer import Recipe
 
 ENGINES = ("local", "ray")
@@ -102,12 +103,17 @@ class BuildOptions:
             raise ZooError(f"workers must be at least 1, found {self.workers}")
         if self.data is not None and not Path(self.data).is_dir():
             raise ZooError(f"data folder '{self.data}' does not exist")
-        if not 0 < self.gpu_share <= 1 or (self.gpu_share < 1 and self.engine != "ray"):
+        check_sources(self.task, self.data, self.vectors)
+        if self.address is not None and self.engine != "ray":
+            raise ZooError(f"an address is for the engine ray, found {self.engine}")
+        device = _device(self.device, self.engine)
+        shared = self.engine == "ray" and "cuda" in device
+        if not 0 < self.gpu_share <= 1 or (self.gpu_share < 1 and not shared):
             raise ZooError(
-                "gpu share must be above 0 and at most 1, below 1 with the engine ray only, found "
-                f"{self.gpu_share:g} with {self.engine}"
+                "gpu share must be above 0 and at most 1, below 1 with the engine ray on cuda "
+                f"only, found {self.gpu_share:g} with {self.engine} on {device}"
             )
-        return replace(self, device=_device(self.device, self.engine))
+        return replace(self, device=device)
 
 
 def _device(device: str, engine: str) -> str:
