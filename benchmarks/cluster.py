@@ -37,7 +37,7 @@ import torch
 
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.ray_cluster import one_core_task, task_result
-from transformer_nfn.zoo import BuildOptions, NetworkSizes, Zoo, build
+from transformer_nfn.zoo import BuildOptions, NetworkSizes, Recipe, SizeGroup, Zoo, build
 from transformer_nfn.zoo.store import Folder, write_shard
 from transformer_nfn.zoo.store.shards import read_header
 from transformer_nfn.zoo.training import ray_engine
@@ -218,10 +218,14 @@ def through_ray(data: Path | None, folder: Path) -> dict[str, float]:
 
 def merged(folder: Path) -> float:
     """Processor time of the index of 16,000 runs with four checkpoints each."""
-    sizes = NetworkSizes(4, 2, 4, d_model=4, heads=1, d_ff=4, blocks=1)
+    sizes = NetworkSizes.of(KNOWN_TASKS["digits"], SizeGroup(4, 1, 1))
     configs = grid()
     parts = [configs[i : i + SHARD_RUNS] for i in range(0, len(configs), SHARD_RUNS)]
-    fields = {"origin": "build", "task": {"name": "mnist"}, "shards": len(parts)}
+    fields = {
+        "origin": "build", "task": {"name": "digits", "samples": None, "provenance": {}},
+        "recipe": Recipe(100).to_json(), "seed": 0, "runs": len(configs), "dtype": "float32",
+        "shards": len(parts), "plan": [[config.run for config in part] for part in parts],
+    }  # fmt: skip
     zoo = Folder.create(folder, sizes, fields)
     for shard, part in zip(zoo.shards, parts, strict=True):
         trained = made_up(part, sizes, CHECKPOINTS)

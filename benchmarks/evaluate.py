@@ -33,7 +33,8 @@ def write_zoo(sample: Zoo, count: int, out: Path) -> None:
     """Write ``count`` rows of a sample, repeated with noise; more rows begin with fewer."""
     fields = {k: v for k, v in sample.metadata.items() if k not in WRITTEN_ANEW}
     starts = range(0, count, SHARD)
-    folder = Folder.create(out, sample.sizes, {**fields, "runs": count, "shards": len(starts)})
+    fields |= {"origin": "import", "seeds": "each", "runs": count, "shards": len(starts)}
+    folder = Folder.create(out, sample.sizes, fields)
     flat = sample.sizes.from_named(sample.weights(range(len(sample)))).float()
     source = torch.Generator().manual_seed(0)
     for shard, start in zip(folder.shards, starts, strict=True):

@@ -22,7 +22,7 @@ import torch
 
 from costs import drop_from_cache, in_a_process
 from transformer_nfn.known_tasks import KNOWN_TASKS
-from transformer_nfn.zoo import NetworkSizes, Zoo
+from transformer_nfn.zoo import NetworkSizes, Recipe, Zoo
 from transformer_nfn.zoo.store import Folder, write_shard
 from transformer_nfn.zoo.training.grid import grid
 
@@ -41,8 +41,12 @@ def write_zoo(path: Path, runs: int) -> None:
     description = {
         "origin": "build",
         "task": {"name": "mnist", "samples": None, "provenance": {}},
-        "recipe": {"batch": 128},
+        "recipe": Recipe(88).to_json(),
+        "seed": 0,
+        "runs": runs,
+        "dtype": "float32",
         "shards": len(groups),
+        "plan": [[config.run for config in group] for group in groups],
     }
     folder = Folder.create(path, sizes, description)
     for shard, group in zip(folder.shards, groups, strict=True):

@@ -8,13 +8,14 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.downloads import cache_folder
-from transformer_nfn.io.files import atomic_file
+from transformer_nfn.io.files import write_bytes
 from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH
 
 HEADERS = ("block.h", "layers.h", "vectors.h")
@@ -108,12 +109,23 @@ def build(
     """
     text = b"".join(source.read_bytes() for source in sources) + " ".join(flags).encode()
     machine = f"{platform.machine()} {platform.processor()} {_cpu()} {compiler}"
-    digest = hashlib.sha256(text + machine.encode()).hexdigest()[:16]
-    target = cache_folder("compiled") / f"{what}-{digest}.so"
-    if target.exists():
-        return target, ""
-    problem = _compile(compiler, sources, target, what, flags)
-    return (None, problem) if problem else (target, "")
+    name = f"{what}-{_digest(text + machine.encode())}"
+    folder = cache_folder("compiled")
+    try:
+        # A name ends in a checksum: loading a library that was cut short would kill the process.
+        for made in folder.glob(f"{name}-*.so"):
+            if made.name == f"{name}-{_digest(made.read_bytes())}.so":
+                return made, ""
+            made.unlink(missing_ok=True)
+        data = _compile(compiler, sources, what, flags)
+        write_bytes(made := folder / f"{name}-{_digest(data)}.so", data)
+    except (OSError, TransformerNFNError) as error:
+        return None, str(error)
+    return made, ""
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _cpu() -> str:
@@ -126,19 +138,15 @@ def _cpu() -> str:
 
 
 def _compile(
-    compiler: str, sources: Sequence[Path], target: Path, what: str, flags: Sequence[str]
-) -> str:
+    compiler: str, sources: Sequence[Path], what: str, flags: Sequence[str]
+) -> bytes:
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
     folders = [f"-I{folder}" for folder in dict.fromkeys(source.parent for source in sources)]
     command = [compiler, *FLAGS, native, *flags, *folders, "-shared", "-fPIC"]
-    command += [str(sources[0]), "-o"]
-    try:
-        # Several workers may start at once; the last to finish wins.
-        with atomic_file(target) as beside:
-            _run([*command, str(beside), "-lm"], what)
-    except TransformerNFNError as error:
-        return str(error)
-    return ""
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch) / f"{what}.so"
+        _run([*command, str(sources[0]), "-o", str(made), "-lm"], what)
+        return made.read_bytes()
 
 
 def _run(command: list[str], what: str) -> None:

@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from tnfn_command import printed
+from tnfn_command import assert_refused, printed
 from transformer_nfn.cli import demo
 from transformer_nfn.cli.experiment_progress import tau_by_kind_table
 from transformer_nfn.paper import tables
@@ -105,3 +105,10 @@ def test_rows_are_ordered_by_the_last_kind_and_gaps_are_shown():
         ["a", "0.900 ± 0.010", "0.200 ± 0.010", "trees"],
         ["c", "0.500 ± 0.010", "failed", "trees"],
     ]
+
+
+def test_a_demo_in_a_zoo_is_refused(tmp_path):
+    (tmp_path / "zoo.json").write_text("{}")
+    for out in (tmp_path, tmp_path / "deep" / "er"):
+        assert_refused(f"lies in the zoo '{tmp_path}'", "demo", "--quick", "--out", out)
+    assert [path.name for path in tmp_path.iterdir()] == ["zoo.json"]

@@ -12,13 +12,13 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from made_networks import ABOUT, ARCH, made, parts
+from made_networks import ABOUT, made
 from safetensors.torch import save_file
 
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.models import tensors_of
 from transformer_nfn.networks import save_network
-from transformer_nfn.prediction.data import Selection, describe_zoo, load_parts
+from transformer_nfn.prediction.data import Parts, Selection, describe_zoo, load_parts
 from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.training import Execution
@@ -46,12 +46,18 @@ IN_A_SHARD = 12
 FLEET = 18
 
 
+ARCH = NetworkSizes(tokens=16, classes=3, patch=4, d_model=8, heads=2, d_ff=16, blocks=2)
+"""Of networks on digits, as a zoo that was imported may hold them."""
+
+
 def build(folder: Path) -> None:
     """Writes one of everything below ``folder``."""
     _zoo(folder / "zoo")
+    about = ABOUT | {"architecture": ARCH.to_json()}
+    parts = Parts(made(40, 0, ARCH), made(16, 1, ARCH), made(16, 2, ARCH))
     for model, options in RUNS.items():
         experiment = Experiment(model, [0], Protocol(epochs=2), options, {"percent": 75})
-        train_run(ABOUT, parts(), experiment, folder / "runs" / model)
+        train_run(about, parts, experiment, folder / "runs" / model)
     _interrupted(folder)
     _mixed(folder / "mixed")
     _networks(folder)
@@ -63,11 +69,11 @@ def build(folder: Path) -> None:
 
 
 def _zoo(path: Path) -> None:
-    data = made(2 * IN_A_SHARD, 5)
+    data = made(2 * IN_A_SHARD, 5, ARCH)
     flat = ARCH.from_named({n: w for n, w in _named(data).items()})
     (path / "shards").mkdir(parents=True)
     about = {
-        "origin": "build", "task": {"name": "digits", "samples": None, "provenance": {}},
+        "origin": "import", "task": {"name": "digits", "samples": None, "provenance": {}},
         "recipe": {"batch": 32, "select": "held"}, "seeds": "each", "dtype": "float32",
         "shards": 2,
     }  # fmt: skip
@@ -125,7 +131,7 @@ def _named(data):
 def _networks(folder: Path) -> None:
     block = attention_block(8, 2, 4, 4, 12)
     save_network(folder / "net.safetensors", block, block.randn(1))
-    one = {name: w[0].contiguous() for name, w in _named(made(1, 7)).items()}
+    one = {name: w[0].contiguous() for name, w in _named(made(1, 7, ARCH)).items()}
     save_file(one, folder / "ours.safetensors")
     _output("disguise", folder / "ours.safetensors", "--out", folder / "other.safetensors")
     torch.save(to_state_dict(ARCH, one), folder / "theirs.pt")

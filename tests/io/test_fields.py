@@ -12,7 +12,7 @@ from transformer_nfn.io.tensor_files import read_tensors
 
 DATA = {
     "n": 3, "x": 0.5, "t": "words", "l": [{"a": 1}, {"a": "b"}], "o": {"in": {"deep": -1}},
-    "yes": True, "nan": float("nan"), "none": None, "long": "x" * 1000,
+    "m": [[1, 2], [3, -4]], "yes": True, "nan": float("nan"), "none": None, "long": "x" * 1000,
 }  # fmt: skip
 
 
@@ -25,6 +25,8 @@ def test_what_is_right_is_given() -> None:
     assert (f.whole("n"), f.number("n"), f.number("x", 0, 1), f.text("t")) == (3, 3.0, 0.5, "words")
     assert f.inner("o").inner("in").whole("deep", -1) == -1
     assert [item.data for item in f.inner_items("l")] == DATA["l"]
+    assert f.choice("t", ("words", "numbers")) == "words"
+    assert f.each("m", lambda m, name: m.each(name, lambda n, key: n.whole(key, -4))) == DATA["m"]
     assert (f.has("none"), f.has("n"), f.has("other")) == (False, True, False)
 
 
@@ -41,6 +43,12 @@ def test_what_is_right_is_given() -> None:
         (lambda f: f.items("o"), "'o' expected a list, found {'in': {'deep': -1}}"),
         (lambda f: f.inner("o").inner("in").whole("deep"), "'o.in.deep' expected a whole number"),
         (lambda f: f.inner_items("l")[1].whole("a"), "'l[1].a' expected a whole number"),
+        (lambda f: f.each("m", lambda m, name: m.each(name, Fields.whole)), "'m[1][1]' expected a"),
+        (lambda f: f.each("l", Fields.whole), "'l[0]' expected a whole number"),
+        (lambda f: f.choice("t", ("a", "b")), "'t' expected one of a, b, found 'words'"),
+        (lambda f: f.choice("l", ("a",)), "'l' expected one of a, found [{"),
+        (lambda f: f.refuse("n", "4, the length of 'l'"), "'n' expected 4, the length of 'l', fou"),
+        (lambda f: f.inner("o").refuse("x", "a number"), "'file.json' lacks 'o.x'"),
         (lambda f: f.text("other"), "'file.json' lacks 'other'"),
         (lambda f: f.number("long"), "…"),
     ],

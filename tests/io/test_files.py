@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.files import atomic_file, atomic_folder, sweep, write_bytes, write_text
+from transformer_nfn.io.tensor_files import read_tensors, write_tensors
 from transformer_nfn.networks import save_network
 from transformer_nfn.spaces import multi_head
 
@@ -39,6 +42,40 @@ def test_a_writer_killed_before_the_rename_leaves_the_old_file(tmp_path: Path, m
     (tmp_path / ".hidden").write_text("the user's own")
     sweep(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".hidden", "run.json"]
+
+
+def test_the_next_writer_of_a_file_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    for left in (".0123abcd.beside.run.json", ".0123abcd.beside.folder/half", ".12345678.beside.x"):
+        (tmp_path / left).parent.mkdir(exist_ok=True)
+        (tmp_path / left).write_text("half")
+    write_text(tmp_path / "run.json", "new")
+    with atomic_folder(tmp_path) as made:
+        write_text(made / "sub" / "a", "1")
+    assert {p.name for p in tmp_path.iterdir()} == {"run.json", "sub", ".12345678.beside.x"}
+    sweep(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"run.json", "sub"}
+
+
+def test_what_another_writer_has_not_finished_is_not_swept(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path) as made, atomic_file(tmp_path / "b") as beside:
+        (made / "a").write_text("all of it")
+        beside.write_text("all of it")
+        sweep(tmp_path)
+        write_text(tmp_path / "b", "another's")
+        assert len(list(tmp_path.iterdir())) == 3
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == dict.fromkeys("ab", "all of it")
+
+
+def test_equal_tensors_and_metadata_are_equal_files(tmp_path: Path) -> None:
+    tensors = {"a": torch.zeros(2), "n": torch.ones(3, dtype=torch.int8), "w": torch.eye(3)[:, 1:]}
+    metadata = {f"key {i}": "ü" for i in range(20)}
+    for path in (tmp_path / "0", tmp_path / "1"):
+        write_tensors(path, tensors, metadata)
+    assert (tmp_path / "0").read_bytes() == (tmp_path / "1").read_bytes()
+    read, stated = read_tensors(tmp_path / "0")
+    theirs = safetensors.torch.load_file(tmp_path / "0")
+    assert stated == metadata
+    assert all(torch.equal(w, file[name]) for name, w in tensors.items() for file in (read, theirs))
 
 
 def test_bytes_are_on_disk_before_the_name_and_the_name_before_it_returns(

@@ -1,5 +1,7 @@
 """Predictors of one task's networks rank those of another, or say why they cannot."""
 
+import shutil
+
 import pyarrow.parquet as pq
 import pytest
 from scipy.stats import kendalltau
@@ -74,16 +76,27 @@ def test_a_run_ranks_networks_it_has_not_seen(tmp_path):
     assert other["tau"] == pytest.approx(expected)
 
 
-def test_what_cannot_be_is_refused(tmp_path):
+def test_what_cannot_be_is_refused(digits_zoo, tmp_path):
     to = ("--to", "mnist-sample")
+    shutil.copytree(resolve("mnist-sample", "zoo"), tmp_path / "copy")
     for message, *words in (
         ("name another zoo, whose networks are to be ranked", "transfer", "mnist-boosting"),
         ("there is no model 'mlp2'", "transfer", "mnist-sample", *to, "--models", "mlp2"),
         ("two zoos are called 'mnist-sample'", "transfer", "mnist-boosting", *to, *to),
         ("--to is for transfer", "table6", "mnist-sample", *to),
+        ("holds 160 networks of", "transfer", "mnist-sample", *to),
+        ("holds 160 networks of", "transfer", "mnist-sample", "--to", tmp_path / "copy"),
+        ("an address is for the engine ray", "table6", "mnist-sample", "--address", "auto"),
     ):
         assert_refused(message, "reproduce", *words, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    for words in (
+        ("transfer", "mnist-sample", "--to", digits_zoo.path), ("table6", "mnist-sample")
+    ):  # fmt: skip
+        assert_refused(
+            f"lies in the zoo '{digits_zoo.path}'",
+            "reproduce", *words, "--out", digits_zoo.path / "results",
+        )  # fmt: skip
 
 
 def test_networks_that_were_trained_on_are_refused(rankings, out, tmp_path):

@@ -13,7 +13,7 @@ import torch
 
 from literal_network import literal_logits
 from transformer_nfn.known_tasks import KNOWN_TASKS
-from transformer_nfn.zoo import ImportFileError, NetworkSizes, StoreError, Zoo, sample
+from transformer_nfn.zoo import ImportFileError, NetworkSizes, Recipe, StoreError, Zoo, sample
 from transformer_nfn.zoo.authors import import_authors
 from transformer_nfn.zoo.export import export_authors
 from transformer_nfn.zoo.store import Folder, write_shard
@@ -217,9 +217,12 @@ def test_an_export_of_any_task_is_imported_unchanged(task: str, tmp_path: Path) 
         for epoch, percent, best in ((9, 50, False), (14, 75, False), (14, 0, True))
     ]
     weights = torch.randn(len(rows), sizes.num_weights, generator=torch.Generator().manual_seed(0))
-    recipe = {"epochs": 18, "percents": [50, 75, 100]}
-    fields = {"origin": "build", "task": {"name": task}, "dtype": "float32", "shards": 1}
-    folder = Folder.create(tmp_path / "zoo", sizes, fields | {"recipe": recipe})
+    fields = {
+        "origin": "build", "task": {"name": task, "samples": None, "provenance": {}}, "shards": 1,
+        "recipe": Recipe(18).to_json(), "seed": 5, "runs": 3, "dtype": "float32",
+        "plan": [sorted({row["run"] for row in rows})],
+    }  # fmt: skip
+    folder = Folder.create(tmp_path / "zoo", sizes, fields)
     write_shard(folder.shard_path("00000"), sizes, weights, rows, {})
     folder.merge()
     zoo = Zoo.open(tmp_path / "zoo")

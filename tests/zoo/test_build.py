@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_nfn.zoo import BuildOptions, StoreError, Zoo, ZooError, build
+from transformer_nfn.zoo import (
+    BuildOptions,
+    SizeGroup,
+    StoreError,
+    Zoo,
+    ZooError,
+    build,
+    build_mixed,
+)
 from transformer_nfn.zoo.store.folder import Checksums
 from transformer_nfn.zoo.training.grid import grid
 from transformer_nfn.zoo.verify import verify
@@ -27,7 +35,7 @@ RAY_QUIET = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_MODE": "disabl
 
 
 def assert_same(a: Zoo, b: Zoo) -> None:
-    """Equal runs, no duplicates, equal weights row for row."""
+    """Equal runs, no duplicates, equal weights row for row, and equal files."""
     for column in ("run", "epoch", "best", "shard", "row", "checksum", "test_accuracy"):
         assert np.array_equal(a.table[column], b.table[column]), column
     keys = list(zip(a.table["run"], a.table["epoch"], a.table["best"], strict=True))
@@ -35,6 +43,9 @@ def assert_same(a: Zoo, b: Zoo) -> None:
     rows = np.arange(len(a))
     x, y = a.weights(rows), b.weights(rows)
     assert all(torch.equal(x[k], y[k]) for k in x)
+    for name in ("zoo.json", "checksums.json", "index.parquet", "shards"):
+        for path in (a.path / "shards").iterdir() if name == "shards" else [a.path / name]:
+            assert path.read_bytes() == (b.path / path.relative_to(a.path)).read_bytes(), path
 
 
 def start(out: Path, options: BuildOptions, environment: dict[str, str], prelude: str = ""):
@@ -164,6 +175,13 @@ def test_a_folder_of_another_zoo_or_of_other_files_is_rejected(
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(StoreError, match="is a file"):
         build(tmp_path / "thesis.tex", SMALL)
+    (tmp_path / "link").symlink_to(small_zoo.path / "shards" / "new")
+    before = sorted(small_zoo.path.rglob("*"))
+    for out in (small_zoo.path / "deep" / "er", tmp_path / "link"):
+        for group in ({}, {"groups": (SizeGroup(4, 2, 1), SizeGroup(6, 2, 1))}):
+            with pytest.raises(StoreError, match=f"lies in the zoo '{small_zoo.path}'"):
+                (build_mixed if group else build)(out, SMALL, **group)  # type: ignore[operator]
+    assert sorted(small_zoo.path.rglob("*")) == before
 
 
 def test_more_runs_extend_a_zoo(small_zoo: Zoo, tmp_path: Path) -> None:
@@ -212,7 +230,11 @@ def test_a_zoo_of_other_runs_does_not_grow(small_zoo: Zoo, tmp_path: Path) -> No
         ({"device": "tpu"}, "device must be"),
         ({"engine": "slurm"}, "unknown engine"),
         ({"workers": 0}, "workers"),
-        ({"gpu_share": 0.5}, "below 1 with the engine ray only, found 0.5 with local"),
+        ({"gpu_share": 0.5}, "below 1 with the engine ray on cuda only, found 0.5 with local"),
+        ({"gpu_share": 0.5, "engine": "ray", "device": "cpu"}, "found 0.5 with ray on cpu"),
+        ({"address": "auto"}, "an address is for the engine ray, found local"),
+        ({"vectors": "/dev/null"}, "vectors are for tasks of text: digits are images"),
+        ({"data": "/"}, "data is for other tasks: the digits come with scikit-learn"),
         ({"gpu_share": 1.5, "engine": "ray"}, "at most 1, .* found 1.5 with ray"),
         ({"data": "/nowhere/at/all"}, "does not exist"),
         ({"path": "magic"}, "path must be"),

@@ -74,6 +74,9 @@ def test_mistakes_exit_2_with_one_sentence(tmp_path: Path, monkeypatch: pytest.M
         ("info no/where", "'no/where' is not a zoo: it has no zoo.json"),
         ("info nowhere", "there is no folder 'nowhere' and no zoo of that name"),
         ("import nowhere", "'nowhere' does not exist"),
+        ("build --vectors v.bin --out z", "there is no"),
+        ("build --data . --out z", "data is for other tasks: the digits come with scikit-learn"),
+        ("build --address auto --out z", "an address is for the engine ray, found local"),
         ("verify no/where --tolerance -1", "tolerance must be at least 0 test samples, found -1"),
     ):
         assert_refused(message, "zoo", *words.split())

@@ -119,17 +119,24 @@ def test_a_row_of_a_group_is_a_network_like_any_other(mixed: MixedZoo) -> None:
     printed("compare", word, word)
 
 
-MIXED = '"format": 1, "kind": "transformer-nfn mixed zoo"'
+MIXED = (
+    '"format": 1, "kind": "transformer-nfn mixed zoo", "made_by": "x", "task": "digits", '
+    '"seeds": "each"'
+)
 
 
 def test_an_invalid_list_of_groups_is_rejected(tmp_path: Path) -> None:
     for body, words in (
-        ('{"kind": "x"}', "kind 'x' is not a mixed zoo"),
-        ('{"kind": "transformer-nfn mixed zoo"}', "has no format"),
-        ('{"kind": "transformer-nfn mixed zoo", "format": 9}', "format 9 is newer"),
-        (f"{{{MIXED}}}", "expected a list of kinds, found None"),
+        (f'{{{MIXED.replace("mixed zoo", "x")}}}', "'kind' expected one of transformer-nfn mixed"),
+        (f'{{{MIXED.replace("1", "[1]")}}}', "'format' expected a whole number"),
+        (f'{{{MIXED.replace("1", "9")}}}', "format 9 is newer"),
+        (f'{{{MIXED.replace("each", "many")}}}', "'seeds' expected one of one, each, unknown"),
+        (f'{{{MIXED.replace("digits", "x")}}}', "'task' expected one of digits, mnist"),
+        (f"{{{MIXED}}}", "lacks 'kinds'"),
+        (f'{{{MIXED}, "kinds": []}}', "'kinds' expected names of zoos, each once"),
+        (f'{{{MIXED}, "kinds": ["w20-h2-d1", 3]}}', r"'kinds\[1\]' expected a text, found 3"),
         (f'{{{MIXED}, "kinds": ["../w20-h2-d1"]}}', "is not a kind"),
-        (f'{{{MIXED}, "kinds": ["w32-h3-d2"]}}', "do not divide"),
+        (f'{{{MIXED}, "kinds": ["w32-h3-d2"]}}', "'kinds': 3 heads do not divide"),
         ("[]", "is not an object"),
     ):
         Checksums(tmp_path).replace("kinds.json", body.encode())

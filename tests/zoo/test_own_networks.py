@@ -1,6 +1,7 @@
 """Zoos of a user's own networks: import with a table, add, read, export."""
 
 import csv
+import io
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.testing import write_example_checkpoint
 from transformer_nfn.zoo import ModelZoo, StoreError, Zoo, ZooError, open_zoo
+from transformer_nfn.zoo.store.folder import Checksums
 
 ROWS = [
     {"file": "llama-0", "loss": 3.25, "epochs": 10, "optimizer": "adam"},
@@ -109,12 +111,16 @@ def test_an_import_that_was_killed_continues(
     begun = len(ModelZoo.open(tmp_path / "zoo"))
     assert begun >= 3
     (tmp_path / "zoo" / "networks" / f"{begun:05d}").mkdir(exist_ok=True)
+    (tmp_path / "zoo" / "networks" / "00099").mkdir()
+    (tmp_path / "zoo" / ".0123abcd.beside.zoo.json").write_text("half")
     text = printed(*words)
     assert f"{begun} there already" in text
     zoo = ModelZoo.open(tmp_path / "zoo")
     assert zoo.table["network"].tolist() == names
     assert zoo.targets["x"].tolist() == list(range(16))
     assert zoo.verify() == []
+    assert len(list((zoo.path / "networks").iterdir())) == 16
+    assert not list(zoo.path.glob(".*"))
 
 
 def cells(**changes: str) -> list[dict[str, Any]]:
@@ -390,7 +396,31 @@ def test_damage_is_found_on_opening_and_by_verify(own: ModelZoo) -> None:
     assert_refused("index.parquet: damaged", "zoo", "info", own.path)
 
 
+def test_an_index_that_is_empty_or_of_other_columns_is_one_sentence(own: ModelZoo) -> None:
+    whole = pq.read_table(own.path / "index.parquet", use_threads=False)
+
+    def write(index: pa.Table) -> None:
+        out = io.BytesIO()
+        pq.write_table(index, out)
+        Checksums(own.path).replace("index.parquet", out.getvalue())
+
+    write(whole[:0])
+    assert as_json("zoo", "info", own.path)["networks"] == 0
+    assert "no networks" in printed("zoo", "info", own.path)
+    outside = pa.array(["a", "../../b", "c"])
+    for index, message in (
+        (whole.drop_columns(["family"]), "expected the columns network, family, checksum, bytes"),
+        (pa.concat_tables([whole, whole[:1]]), "column 'network' holds 'llama-0' twice"),
+        (whole.set_column(0, "network", outside), "column 'network': a network expected a name"),
+        (whole.set_column(4, "loss", pa.array([[1]] * 3)), "column 'loss' of list"),
+    ):
+        write(index)
+        for words in (("info",), ("rows",), ("export", "--out", own.path.parent / "out")):
+            assert_refused(message, "zoo", words[0], own.path, *words[1:])
+
+
 def test_an_export_is_imported_as_the_same_zoo(own: ModelZoo, tmp_path: Path) -> None:
+    (tmp_path / "files" / ".0123abcd.beside.folder").mkdir(parents=True)
     assert "3 networks" in printed("zoo", "export", own.path, "--out", tmp_path / "files")
     table = tmp_path / "files" / "targets.csv"
     assert table.read_text().splitlines()[1] == "llama-0,3.25,10,adam"

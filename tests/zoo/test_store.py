@@ -2,10 +2,12 @@
 
 import json
 import pickle
+import re
 import resource
 import shutil
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +16,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
+from tnfn_command import assert_refused
 from transformer_nfn.errors import AssetError
+from transformer_nfn.io.tensor_files import read_tensors, write_tensors
 from transformer_nfn.zoo import StoreError, Zoo, ZooError, build, load_task, train
-from transformer_nfn.zoo.store.folder import Checksums, Folder
+from transformer_nfn.zoo.store.folder import INDEX, Checksums, Folder
 from transformer_nfn.zoo.store.index import Index
-from transformer_nfn.zoo.training.plan import Plan
+from transformer_nfn.zoo.training.local_engine import store_shard, train_shard
+from transformer_nfn.zoo.training.plan import Plan, make_plan
 from transformer_nfn.zoo.verify import verify
 
 from .conftest import SMALL
@@ -207,6 +212,99 @@ def test_a_truncated_or_missing_shard_is_reported(copy: Path) -> None:
     assert "00002" in verify(copy, sample=0).problems[0]
     path.unlink()
     assert "missing" in verify(copy, sample=0).problems[0]
+
+
+def lose(zoo: Path, *names: str) -> None:
+    for name in names:
+        (zoo / name).unlink()
+
+
+def refused(zoo: Path, message: str) -> None:
+    """Reading, verifying and building further name the file and what is wrong with it."""
+    assert message in verify(zoo, sample=0).problems[0]
+    assert_refused(message, "zoo", "rows", zoo)
+    with pytest.raises(StoreError, match=re.escape(message)):
+        build(zoo, SMALL)
+
+
+def test_two_copies_of_a_shard_are_not_twice_the_networks(copy: Path) -> None:
+    lose(copy, "index.parquet")
+    shutil.copyfile(copy / "shards/00000.safetensors", copy / "shards/00002.safetensors")
+    run = min({r for i in (0, 2) for r in json.loads((copy / "zoo.json").read_text())["plan"][i]})
+    verb = "holds" if run in json.loads((copy / "zoo.json").read_text())["plan"][0] else "lacks"
+    refused(copy, f"00002.safetensors: {verb} run '{run}', unlike 'plan' in zoo.json")
+
+
+def test_swapped_shards_are_found_before_a_build_goes_on(copy: Path) -> None:
+    shards = copy / "shards"
+    for old, new in (("00000", "x"), ("00001", "00000"), ("x", "00001")):
+        (shards / f"{old}.safetensors").rename(shards / f"{new}.safetensors")
+    with pytest.raises(StoreError, match=r"0000[01]\.safetensors: (holds|lacks) run"):
+        build(copy, SMALL)
+    with pytest.raises(StoreError, match=r"00000\.safetensors: damaged, its header"):
+        Zoo.open(copy).weights([0])
+
+
+def test_a_shard_of_a_zoo_with_other_seeds_is_found(copy: Path, tmp_path: Path) -> None:
+    build(tmp_path / "other", replace(SMALL, seeds="one", epochs=1, batch=16, samples=64))
+    for lost in ((), ("index.parquet",)):
+        lose(copy, *lost)
+        shutil.copy(tmp_path / "other/shards/00001.safetensors", copy / "shards")
+        problem = verify(copy, sample=0).problems[0]
+        assert "00001.safetensors" in problem
+        assert ("'seed' of run" if lost else "does not match its checksum") in problem
+        with pytest.raises(StoreError, match=r"00001\.safetensors: ('seed' of run|damaged)"):
+            build(copy, SMALL)
+
+
+def test_an_index_of_other_rows_is_found(copy: Path) -> None:
+    index = Folder.open(copy).index()
+    for name, value in (("row", 7), ("checksum", 5), ("epoch", 9)):
+        columns = {**index.columns, name: index.columns[name].copy()}
+        columns[name][4] = value
+        Checksums(copy).replace("index.parquet", Index(columns, index.shards).to_parquet())
+        (problem,) = verify(copy, sample=0).problems
+        assert problem.endswith(f"00000.safetensors: '{name}' of its rows is not that of {INDEX}")
+    short = {name: column[:-9] for name, column in index.columns.items()}
+    Checksums(copy).replace("index.parquet", Index(short, index.shards).to_parquet())
+    assert "00002.safetensors: lacks run" in verify(copy, sample=0).problems[0]
+    with pytest.raises(StoreError, match=r"00002\.safetensors: lacks run"):
+        Zoo.open(copy)
+
+
+def test_a_shard_that_was_lost_is_made_again(small_zoo: Zoo, copy: Path) -> None:
+    """Also if its training is recorded otherwise, as by another version of PyTorch."""
+    lose(copy, "shards/00001.safetensors")
+    build(copy, SMALL)
+    folder = Folder.open(copy)
+    for path in small_zoo.path.rglob("*.*"):
+        assert (copy / path.relative_to(small_zoo.path)).read_bytes() == path.read_bytes()
+    lose(copy, "shards/00001.safetensors")
+    plan = make_plan(copy, SMALL)
+    assert not (copy / "index.parquet").exists()
+    options = plan.options.resolved()
+    trained, made = train_shard(plan.load_task(), plan.configs()["00001"], plan.recipe, options)
+    store_shard(folder, "00001", trained, {**made, "torch": "99"})
+    assert len(build(copy, SMALL)) == 36
+    assert verify(copy, sample=0).ok
+    rows = np.arange(36)
+    again = Zoo.open(copy).weights(rows)
+    assert all(torch.equal(w, again[name]) for name, w in small_zoo.weights(rows).items())
+
+
+def test_a_damaged_row_in_the_header_of_a_shard_is_one_sentence(copy: Path) -> None:
+    """With every checksum right."""
+    path = copy / "shards" / "00001.safetensors"
+    lose(copy, "index.parquet")
+    tensors, metadata = read_tensors(path)
+    for name in ("run", "row", "checksum", "learning_rate"):
+        for value in ([1], None, "x", 10**30):
+            header = json.loads(metadata["index"])
+            header["rows"][1][name] = value
+            body = json.dumps(header)
+            signed = {"index": body, "index_crc32": str(zlib.crc32(body.encode()))}
+            write_tensors(path, tensors, signed)
+            assert "00001.safetensors" in verify(copy, sample=0).problems[0]
 
 
 def test_other_metadata_is_rejected(copy: Path) -> None:

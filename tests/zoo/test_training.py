@@ -331,6 +331,28 @@ def test_the_error_of_a_compiler_is_reported(
         library.cache_clear()
 
 
+def test_a_library_cut_short_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading one that was would end the process by a signal."""
+    monkeypatch.setenv("TNFN_CACHE", str(tmp_path))
+    compiler = native_code.find_compiler()
+    if compiler is None:
+        return
+    source = tmp_path / "seven.c"
+    source.write_text("int seven(void) { return 7; }")
+    made, problem = native_code.build(compiler, [source], "seven")
+    assert made is not None, problem
+    whole = made.read_bytes()
+    for damaged in (whole[:5000], b"", whole[:-1] + b"x"):
+        made.write_bytes(damaged)
+        assert native_code.build(compiler, [source], "seven") == (made, "")
+        assert [path.read_bytes() for path in made.parent.iterdir()] == [whole]
+    library, problem = native_code.load([source], "seven", lambda lib: lib)
+    assert library is not None, problem
+    assert library.seven() == 7
+
+
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler
 def test_compiled_steps_equal_plain_ones() -> None:

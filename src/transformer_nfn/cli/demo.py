@@ -93,6 +93,9 @@ def demo_command(
 
       tnfn demo --quick
     """
+    from transformer_nfn.zoo.store import check_outside_zoos
+
+    check_outside_zoos(out)
     console = Console()
     start = time.perf_counter()
     size = QUICK if quick else FULL

@@ -153,7 +153,8 @@ def print_models(console: Console, summary: dict[str, Any]) -> None:
             text = f"{values} and {more:,} more" if more else values
             table.add_row(escape(name), escape(text))
         else:
-            table.add_row(escape(name), *(f"{target[k]:g}" for k in ("min", "median", "max")))
+            cells = (f"{target[k]:g}" for k in ("min", "median", "max") if k in target)
+            table.add_row(escape(name), *cells)
     console.print(table)
     console.print(
         f"{families or 'no networks'}; {summary['bytes'] / 2**20:.1f} MiB", highlight=False

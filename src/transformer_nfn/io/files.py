@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import re
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 DOTS_PER_INCH = 160
 # The name's own ending stays last, because some writers go by it.
-_BESIDE = re.compile(r"\.[0-9a-f]{8}\.beside\..+")
+_BESIDE = re.compile(r"\.[0-9a-f]{8}\.beside\.(.+)")
 
 
 @contextmanager
@@ -30,8 +31,9 @@ def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
     A reader sees the old file or the new one, also after a power cut: the bytes are on the disk
     before the name is, and the name before this returns. An error leaves the old file and nothing
-    else; a killed process may leave a temporary file for `sweep`. A link stays a link, and its
-    target is replaced. A new file gets the mode 0666 less the umask, an old one keeps its mode.
+    else; what a killed process leaves, the next writer of the file removes. A link stays a link,
+    and its target is replaced. A new file gets the mode 0666 less the umask, an old one keeps its
+    mode.
 
     Args:
         path: the file; its folder is created if needed. A folder or a device is rejected.
@@ -47,18 +49,34 @@ def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
     with explained_write(path):
         old = _regular_mode(path)
         target = Path(os.path.realpath(path))
-        beside = target.with_name(f".{uuid.uuid4().hex[:8]}.beside.{path.name}")
-        with made_folder(target.parent):
-            try:
-                new = _create(beside)
-                yield beside
-                os.chmod(beside, new if old is None else old)  # some writers choose another
-                if durable:
-                    _sync(beside)
-                take_name(beside, target, durable=durable)
-            finally:
-                with contextlib.suppress(OSError):
-                    beside.unlink(missing_ok=True)
+        with made_folder(target.parent), locked_beside(target.with_name(path.name)) as beside:
+            new = stat.S_IMODE(os.stat(beside).st_mode)
+            yield beside
+            os.chmod(beside, new if old is None else old)  # some writers choose another
+            if durable:
+                _sync(beside)
+            take_name(beside, target, durable=durable)
+
+
+@contextmanager
+def locked_beside(path: Path, *, folder: bool = False) -> Iterator[Path]:
+    """An empty temporary file or folder beside ``path``, locked so that `sweep` leaves it alone."""
+    sweep(path.parent, path.name)
+    while True:
+        beside = path.with_name(f".{uuid.uuid4().hex[:8]}.beside.{path.name}")
+        if folder:
+            beside.mkdir()
+        handle = os.open(beside, os.O_RDONLY if folder else os.O_CREAT | os.O_EXCL, 0o666)
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.path.lexists(beside):
+            break
+        os.close(handle)  # it was swept before it was locked
+    try:
+        yield beside
+    finally:
+        _remove(beside)
+        os.close(handle)
 
 
 class _TriedError(Exception):
@@ -82,16 +100,16 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         path: a new or an empty folder.
     """
     # Inside and not beside: ``path`` may be a working directory, or on a disk of its own.
-    scratch = path / f".{uuid.uuid4().hex[:8]}.beside.folder"
-    with explained_write(path, scratch), made_folder(path):
-        try:
-            scratch.mkdir()
-            yield scratch
-            for part in sorted(scratch.iterdir()):
-                part.rename(path / part.name)
-            _sync_folder(path)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+    with (
+        explained_write(path),
+        made_folder(path),
+        locked_beside(path / "folder", folder=True) as scratch,
+        explained_write(path, scratch),
+    ):
+        yield scratch
+        for part in sorted(scratch.iterdir()):
+            part.rename(path / part.name)
+        _sync_folder(path)
 
 
 @contextmanager
@@ -137,15 +155,6 @@ def _regular_mode(path: Path) -> int | None:
     return stat.S_IMODE(mode)
 
 
-def _create(path: Path) -> int:
-    """Create an empty file with default permissions, and return them."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        return stat.S_IMODE(os.fstat(handle).st_mode)
-    finally:
-        os.close(handle)
-
-
 def take_name(beside: Path, path: Path, *, durable: bool = True) -> None:
     """Rename a file or folder to ``path``."""
     os.replace(beside, path)
@@ -177,25 +186,37 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def is_left_over(name: str) -> bool:
-    """Whether a name is that of a temporary file which a killed writer left."""
-    return bool(_BESIDE.fullmatch(name))
-
-
 def foreign_files(folder: Path, expected: Container[str] = ()) -> list[str]:
     """Names in a folder other than ``expected`` and those that killed writers left, sorted."""
-    names = (path.name for path in folder.iterdir())
-    return sorted(name for name in names if name not in expected and not is_left_over(name))
+    return sorted(
+        name for name in os.listdir(folder) if name not in expected and not _BESIDE.fullmatch(name)
+    )
 
 
-def sweep(folder: Path) -> None:
-    """Remove what killed writers left; only where no other process writes at the same time."""
-    for path in folder.glob(".*"):
-        if is_left_over(path.name):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+def sweep(folder: Path, name: str = "") -> None:
+    """Remove the temporary files and folders of killed writers: those that nobody holds locked.
+
+    Args:
+        name: only those that would have become the file of this name; empty for all.
+    """
+    for left in os.listdir(folder):
+        match = _BESIDE.fullmatch(left)
+        if match is None or name not in ("", match[1]):
+            continue
+        with contextlib.suppress(OSError):
+            handle = os.open(folder / left, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(folder / left)
+            finally:
+                os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    """Remove a temporary file or folder, if it is there."""
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def open_regular(path: str | Path) -> int:

@@ -28,10 +28,10 @@ from transformer_nfn.io.checkpoint import (
 )
 from transformer_nfn.io.files import atomic_file, atomic_folder, foreign_files
 from transformer_nfn.io.tensor_files import (
-    DTYPES,
     StateDict,
     TensorInfo,
     inside,
+    longer_header,
     parse_header,
     raw_header,
     read_at,
@@ -300,7 +300,7 @@ class _SafetensorsSink:
         added: Mapping[str, TensorInfo],
         rest: Callable[[str], Tensor],
     ) -> None:
-        raw, length = _longer_header(raw, length, added)
+        raw, length = longer_header(raw, length, added)
         self._places, _ = parse_header(raw, length, str(file.name))
         self._file, self._rest, self._left = file, rest, set(self._places)
         file.truncate(length)
@@ -338,24 +338,6 @@ def _copying_sink(
             return read_at(handle, place.start, place.stop - place.start, where)
 
         yield _SafetensorsSink(new, raw, length, added, stored)
-
-
-def _longer_header(
-    raw: bytes, length: int, added: Mapping[str, TensorInfo]
-) -> tuple[bytes, int]:
-    """A header with tensors at the end, and the length of the file that it describes."""
-    if not added:
-        return raw, length
-    header, end = json.loads(raw), length - 8 - len(raw)
-    codes = {word: code for code, (word, _) in DTYPES.items()}
-    for name, info in added.items():
-        stop = end + _bytes(info)
-        place = {"shape": list(info.shape), "data_offsets": [end, stop]}
-        header[name] = {"dtype": codes[info.dtype], **place}
-        end = stop
-    longer = json.dumps(header, separators=(",", ":")).encode()
-    longer += b" " * (-len(longer) % 8)  # tensors begin at a multiple of eight bytes
-    return longer, 8 + len(longer) + end
 
 
 class _StateDictSink:

@@ -35,6 +35,7 @@ from transformer_nfn.paper.table_text import (
 from transformer_nfn.prediction.data import PERCENT, count_training
 from transformer_nfn.prediction.predictors import PAPER_MODELS
 from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
+from transformer_nfn.zoo.store import check_outside_zoos
 
 THRESHOLDS = {"all": 0.0, "0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8}
 EXTRA_MODELS = ("invariant_boosting", "invariant_mlp", "whole_network")
@@ -220,6 +221,9 @@ def reproduce(
         engine: ``local``, or ``ray`` for one task per cell on a cluster.
         address: address of the Ray cluster; None starts one here.
     """
+    check_outside_zoos(out)
+    if engine != "ray" and address is not None:
+        raise RunError(f"an address is for the engine ray, found {engine}")
     cells = zoo_cells(name, zoo_path, models, percent, sizes, leave_out)
     for path in sorted(out.glob(f"cells/*/{RUN_FILE}")):
         check_topic(RunRecord.read(path.parent), path.parent)

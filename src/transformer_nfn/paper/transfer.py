@@ -43,6 +43,7 @@ from transformer_nfn.prediction.training import Execution
 from transformer_nfn.prediction.training_set import TrainingDigests
 from transformer_nfn.prediction.uncertainty import TrainedSizes
 from transformer_nfn.zoo import NetworkSizes, Zoo
+from transformer_nfn.zoo.store import check_outside_zoos
 
 NAME = TRANSFER
 FEWEST = 2
@@ -131,7 +132,8 @@ def transfer(
         if name not in LEARNERS:
             raise RunError(f"there is no model '{name}'; there are {', '.join(LEARNERS)}")
     zoos = [Zoo.open(path) for path in targets]
-    _check(zoos)
+    _check(zoos, home)
+    check_outside_zoos(out)
     if (home / "zoo.json").is_file():
         runs = (
             _trained(home, name, out, seeds, epochs, percent, device, progress) for name in names
@@ -151,13 +153,22 @@ def transfer(
     return rankings
 
 
-def _check(zoos: Sequence[Zoo]) -> None:
+def _check(zoos: Sequence[Zoo], home: Path) -> None:
     if not zoos:
         raise RunError("name another zoo, whose networks are to be ranked, with --to ZOO")
     names = [zoo.path.name for zoo in zoos]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise RunError(f"two zoos are called '{twice[0]}': they would share a column")
+    trained = _networks(Zoo.open(home)) if (home / "zoo.json").is_file() else set()
+    for zoo in zoos:
+        if same := len(trained & _networks(zoo)):
+            raise RunError(f"'{zoo.path}' holds {same} networks of '{home}': name another zoo")
+
+
+def _networks(zoo: Zoo) -> set[tuple[str, int, int]]:
+    columns = (zoo.table[name].tolist() for name in ("run", "epoch", "checksum"))
+    return set(zip(*columns, strict=True))
 
 
 def _trained(

@@ -88,7 +88,7 @@ def import_authors(source: Path, out: Path) -> tuple[Zoo | MixedZoo, Imported]:
     tasks, and a folder per size group, such as ``w16-h2-d1``, for a mixed zoo. Nothing is written
     if any file is invalid.
     """
-    check_outside_zoos(out.parent)
+    check_outside_zoos(out, new=True)
     check_fresh(out)
     if (out / "zoo.json").exists():
         raise StoreError(f"'{out}' holds another zoo: name an empty folder")

@@ -14,7 +14,7 @@ from transformer_nfn.io.tensor_files import write_state_dict
 from transformer_nfn.known_tasks import HEADS
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.module import HEADS_KEY, to_state_dict
-from transformer_nfn.zoo.store import MixedZoo, Zoo, check_outside_zoos
+from transformer_nfn.zoo.store import MixedZoo, Zoo, check_fresh, check_outside_zoos
 
 
 def export_authors(zoo: Zoo | MixedZoo, out: Path) -> int:
@@ -24,8 +24,7 @@ def export_authors(zoo: Zoo | MixedZoo, out: Path) -> int:
     has not the paper's two heads, its state dict says how many under `HEADS_KEY`.
     """
     check_outside_zoos(out)
-    if out.is_dir() and any(out.iterdir()):
-        raise StoreError(f"'{out}' is not empty: name an empty folder")
+    check_fresh(out, ())
     if not len(zoo):
         raise StoreError(f"'{zoo.path}' has no networks to export")
     with atomic_folder(out) as made:

@@ -165,8 +165,7 @@ def export_networks(zoo: ModelZoo, out: Path) -> int:
     `import_networks` reads them back, and `transformers` the folders of its families.
     """
     check_outside_zoos(out)
-    if out.is_dir() and any(out.iterdir()):
-        raise StoreError(f"'{out}' is not empty: name an empty folder")
+    check_fresh(out, ())
     names = zoo.table["network"].tolist()
     if TABLE in names or not names:
         raise StoreError(

@@ -112,9 +112,8 @@ def check_sizes(fields: Fields) -> None:
         fields.whole(name, 1, LARGEST)
     fields.whole("patch", 0, LARGEST)
     fields.whole("blocks", 1, DEEPEST)
-    width, heads = fields.data["d_model"], fields.data["heads"]
-    if width % heads:
-        raise ZooError(f"an architecture in JSON: {width} numbers do not split into {heads} heads")
+    if fields.data["d_model"] % fields.data["heads"]:
+        fields.refuse("heads", f"a divisor of the width {fields.data['d_model']}")
 
 
 @dataclass(frozen=True)
@@ -260,8 +259,10 @@ class NetworkSizes:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> NetworkSizes:
         """Reads what `to_json` wrote."""
-        try:
-            check_sizes(Fields(data, "an architecture in JSON", ZooError))
-            return NetworkSizes(**data)
-        except TypeError as error:
-            raise ZooError(f"an architecture in JSON is malformed: {error}") from error
+        return read_sizes(Fields(data, "an architecture in JSON", ZooError))
+
+
+def read_sizes(fields: Fields) -> NetworkSizes:
+    """The sizes in a record, checked by `check_sizes`."""
+    check_sizes(fields)
+    return NetworkSizes(**{name: fields.data[name] for name in NetworkSizes.__dataclass_fields__})

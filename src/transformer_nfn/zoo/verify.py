@@ -12,15 +12,18 @@ import torch
 
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.store.folder import (
+    INDEX,
     MODELS_KIND,
     VECTORS_FILE,
     Checksums,
     Folder,
     zoo_kind,
 )
+from transformer_nfn.zoo.store.index import Index
 from transformer_nfn.zoo.store.model_zoo import ModelZoo
 from transformer_nfn.zoo.store.shards import ShardReader, read_header
 from transformer_nfn.zoo.store.zoo import Zoo, is_mixed, read_groups
+from transformer_nfn.zoo.training.plan import check_configurations
 from transformer_nfn.zoo.training.tasks import Task, TextTask, load_task
 
 # Test samples by which a re-run may differ from the record. Networks built here were tested by
@@ -102,6 +105,8 @@ def verify(
     try:
         folder = Folder.open(path)
         index = folder.index()
+        if folder.metadata["origin"] == "build":
+            check_configurations(folder, index)
     except StoreError as error:
         verdict.problems.append(str(error))
         return verdict
@@ -111,7 +116,7 @@ def verify(
     _check_small_files(folder, verdict)
     for shard in folder.shards:
         try:
-            _check_shard(folder, shard, index.shards.get(shard), verdict)
+            _check_shard(folder, shard, index, verdict)
         except StoreError as error:
             verdict.problems.append(str(error))
     if verdict.ok and sample:
@@ -159,16 +164,20 @@ def _check_small_files(folder: Folder, verdict: Verdict) -> None:
                 verdict.problems.append(str(error))
 
 
-def _check_shard(folder: Folder, shard: str, header_crc32: int | None, verdict: Verdict) -> None:
+def _check_shard(folder: Folder, shard: str, index: Index, verdict: Verdict) -> None:
     path = folder.shard_path(shard)
     if not path.exists():
         raise StoreError(f"{path}: missing, the zoo is not finished")
-    reader = ShardReader(path, folder.sizes, header_crc32)
+    reader = ShardReader(path, folder.sizes, index.shards.get(shard))
+    stored = Index.from_rows(read_header(path).rows, {}, str(path)).columns
+    listed = index.columns["shard"] == shard
+    for name in ("run", "epoch", "best", "crashed", "row", "checksum"):
+        if shard in index.shards and not np.array_equal(stored[name], index.columns[name][listed]):
+            raise StoreError(f"{path}: '{name}' of its rows is not that of {INDEX}")
     buffer = np.empty(folder.sizes.num_weights, reader.numpy_dtype)
-    for row in read_header(path).rows:
-        if not row["crashed"]:
-            reader.read(row["row"], row["checksum"], buffer)
-            verdict.networks += 1
+    for row in np.flatnonzero(~stored["crashed"]):
+        reader.read(int(stored["row"][row]), int(stored["checksum"][row]), buffer)
+        verdict.networks += 1
 
 
 def _rerun(zoo: Zoo, data: Path | None, sample: int, seed: int, verdict: Verdict) -> None:

@@ -8,8 +8,6 @@ is a copy of B, until only rounding is left.
 
 from __future__ import annotations
 
-import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,7 +59,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
 from transformer_nfn.checkpoints.symmetries.stream import Cross, allowed
 from transformer_nfn.errors import SpaceError, TransformerNFNError, WriteError
 from transformer_nfn.functional.description import POSITIONS, StreamGroup, Transformer
-from transformer_nfn.io.files import explained_write, made_folder, take_name
+from transformer_nfn.io.files import explained_write, locked_beside, made_folder, take_name
 
 ROUNDS = 40
 SETTLED = 1e-3
@@ -414,21 +412,21 @@ def align(
     if place is None:
         tensors = {name: w.to(torch.float64) for name, w in alignment}
         return _result(alignment, tensors=tensors)
-    beside = place.with_name(f".align-{uuid.uuid4().hex[:8]}") / place.name
-    with explained_write(place, beside), made_folder(place.parent):
-        try:
-            beside.parent.mkdir()
-            write_model(A, alignment, beside, untied=untie)
-            with open_model(beside, A.options) as moved:
-                difference, noise = _compare_outputs(A, moved)
-            if difference > ALLOWED * max(noise, ARITHMETIC):
-                raise TransformerNFNError(
-                    f"the aligned network does not compute what A does: outputs differ by "
-                    f"{difference:.1e}, rounding explains {noise:.1e}; nothing was written"
-                )
-            take_name(beside, place)
-        finally:
-            shutil.rmtree(beside.parent, ignore_errors=True)
+    with (
+        explained_write(place),
+        made_folder(place.parent),
+        locked_beside(place, folder=True) as scratch,
+        explained_write(place, beside := scratch / place.name),
+    ):
+        write_model(A, alignment, beside, untied=untie)
+        with open_model(beside, A.options) as moved:
+            difference, noise = _compare_outputs(A, moved)
+        if difference > ALLOWED * max(noise, ARITHMETIC):
+            raise TransformerNFNError(
+                f"the aligned network does not compute what A does: outputs differ by "
+                f"{difference:.1e}, rounding explains {noise:.1e}; nothing was written"
+            )
+        take_name(beside, place)
     return _result(alignment, difference=difference, noise=noise)
 
 

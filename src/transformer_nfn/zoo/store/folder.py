@@ -9,7 +9,8 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ from torch import Tensor
 from transformer_nfn import __version__
 from transformer_nfn.io.files import foreign_files, read_regular, sweep, write_bytes
 from transformer_nfn.io.json_fields import Fields, parse_object, read_object
-from transformer_nfn.known_tasks import SEED_KINDS, UNKNOWN_SEEDS
-from transformer_nfn.zoo.errors import StoreError
-from transformer_nfn.zoo.sizes import NetworkSizes, check_sizes
+from transformer_nfn.io.tensor_files import tensor_bytes
+from transformer_nfn.known_tasks import KNOWN_TASKS, SEED_KINDS, UNKNOWN_SEEDS
+from transformer_nfn.zoo.errors import StoreError, ZooError
+from transformer_nfn.zoo.sizes import NetworkSizes, read_sizes
 from transformer_nfn.zoo.store.index import Index
 from transformer_nfn.zoo.store.shards import DTYPES, read_header
 
@@ -32,12 +34,18 @@ FORMAT = 1
 KIND = "transformer-nfn zoo"
 MODELS_KIND = "transformer-nfn model zoo"
 """Kind of the ``zoo.json`` of a zoo of any checkpoints; see `store.model_zoo.ModelZoo`."""
+INDEX = "index.parquet"
 GROUPS_FILE = "kinds.json"
 """Marks the folder of a mixed zoo, whose zoos are subfolders; see `store.zoo.MixedZoo`."""
 VECTORS_FILE = "vectors.safetensors"
 MAX_SHARDS = 99_999
 """Shards have names of five digits."""
-_FILES = {"zoo.json", "checksums.json", "index.parquet", VECTORS_FILE, "shards", "claims"}
+ORIGINS = ("build", "import", "damage")
+"""How the networks of a zoo came about."""
+PRECISIONS = ("float32", "tf32", "bf16")
+SELECTIONS = ("held", "test")
+_RUN = re.compile("0[0-9]{4}|1[0-5][0-9]{3}")
+_FILES = {"zoo.json", "checksums.json", INDEX, VECTORS_FILE, "shards", "claims"}
 
 
 def sha256(data: bytes) -> str:
@@ -98,27 +106,24 @@ class Checksums:
             )
         return data
 
-    def read_metadata(self, name: str, kind: str, newest: int, what: str) -> dict[str, Any]:
+    def read_metadata(self, name: str, kind: str, newest: int = FORMAT) -> Fields:
         """Parse a JSON file of metadata.
 
         Args:
             name: of the file.
             kind: required value of its ``kind``.
             newest: the newest format this version reads.
-            what: the kind as errors call it, such as ``a zoo``.
         """
-        path = self.folder / name
-        metadata = parse_object(self.read(name), str(path), StoreError)
-        if metadata.get("kind") != kind:
-            raise StoreError(f"{path}: kind {metadata.get('kind')!r} is not {what}")
-        if type(metadata.get("format")) is not int:
-            raise StoreError(f"{path}: has no format, a whole number")
-        if metadata["format"] > newest:
+        path = str(self.folder / name)
+        fields = Fields(parse_object(self.read(name), path, StoreError), path, StoreError)
+        fields.choice("kind", (kind,))
+        fields.text("made_by")
+        if fields.whole("format", 1) > newest:
             raise StoreError(
-                f"{path}: format {metadata['format']} is newer than this version of "
+                f"{path}: format {fields.data['format']} is newer than this version of "
                 f"transformer-nfn ({__version__}) knows ({newest}); update it"
             )
-        return metadata
+        return fields
 
     def write_metadata(self, name: str, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
         """Write a JSON file of metadata that `read_metadata` reads; its content."""
@@ -144,12 +149,8 @@ class WordVectors:
     def to_bytes(self) -> bytes:
         """As a safetensors file; the vocabulary is UTF-8 JSON in a byte tensor."""
         text = json.dumps([self.source, *self.vocabulary], ensure_ascii=False).encode()
-        return safetensors.torch.save(
-            {
-                "vectors": self.vectors.contiguous(),
-                "vocabulary": torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy()),
-            }
-        )
+        words = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
+        return b"".join(tensor_bytes({"vectors": self.vectors, "vocabulary": words}))
 
     @staticmethod
     def from_bytes(data: bytes) -> WordVectors:
@@ -166,34 +167,71 @@ class WordVectors:
         return WordVectors(tuple(vocabulary), vectors, source)
 
 
-def check_metadata(metadata: dict[str, Any], where: str) -> None:
+def check_metadata(fields: Fields, where: str) -> None:
     """Validate the content of ``zoo.json``, read from the file ``where``."""
-    fields = Fields(metadata, where, StoreError)
-    fields.whole("shards", 0, MAX_SHARDS)
-    check_sizes(fields.inner("architecture"))
-    sizes = NetworkSizes.from_json(metadata["architecture"])
-    fields.inner("task").text("name")
-    for name in ("origin", "made_by"):
-        fields.text(name)
-    if "seeds" in metadata:
-        fields.text("seeds")
-    if metadata.get("dtype", "float32") not in DTYPES:
-        raise StoreError(
-            f"'{where}': 'dtype' expected {' or '.join(DTYPES)}, found {metadata['dtype']!r}"
-        )
-    if "recipe" in metadata and "batch" in fields.inner("recipe").data:
-        fields.inner("recipe").whole("batch", 1)
+    origin = fields.choice("origin", ORIGINS)
+    fields.whole("shards", 1, MAX_SHARDS)
+    task = fields.inner("task")
+    known = KNOWN_TASKS[task.choice("name", KNOWN_TASKS)]
+    task.inner("provenance")
+    if task.data.get("samples", 0) is not None:
+        task.whole("samples", 1)
+    architecture = fields.inner("architecture")
+    sizes = read_sizes(architecture)
+    try:
+        expected = NetworkSizes.of(known, sizes.group)
+    except ZooError as error:
+        raise StoreError(f"'{where}': 'architecture': {error}") from error
+    for name, size in expected.to_json().items():
+        # Imported networks may have been trained for other classes of their task.
+        if size != architecture.data[name] and (origin == "build" or name in ("tokens", "d_ff")):
+            architecture.refuse(name, f"{size} for networks on {known.name} of {sizes.group}")
+    fields.choice("dtype", DTYPES)
+    if origin != "build":
+        fields.choice("seeds", (*SEED_KINDS, UNKNOWN_SEEDS))
+    elif "seeds" in fields.data:
+        fields.choice("seeds", SEED_KINDS)
+    recipe = fields.inner("recipe")
+    recipe.whole("batch", 1)
+    recipe.choice("select", SELECTIONS)
+    if origin == "build":
+        _check_plan(fields)
+    # The authors' files do not state these.
+    if origin == "build" or recipe.data.keys() & {"epochs", "precision", "percents"}:
+        recipe.whole("epochs", 1)
+        recipe.choice("precision", PRECISIONS)
+        percents = recipe.each("percents", lambda items, name: items.whole(name, 1, 100))
+        if "until" in recipe.data and recipe.data["until"] not in percents:
+            recipe.refuse("until", f"one of {', '.join(map(str, percents))}")
+    if origin == "damage":
+        fields.inner("damage")
     if fields.has("positions"):
         _check_positions(fields.text("positions"), sizes, where)
 
 
+def _check_plan(fields: Fields) -> None:
+    """Validate the fields of a zoo that was built: its seed, and the runs of each shard."""
+    fields.whole("seed", 0, 2**63 - 1)
+    plan = fields.each("plan", lambda shards, name: shards.each(name, Fields.text))
+    if fields.data["shards"] != len(plan):
+        fields.refuse("shards", f"{len(plan)}, the length of 'plan'")
+    runs = [run for shard in plan for run in shard]
+    if fields.whole("runs", 1) != len(runs):
+        fields.refuse("runs", f"{len(runs)}, the runs of 'plan'")
+    if len(set(runs)) < len(runs) or not all(map(_RUN.fullmatch, runs)):
+        fields.refuse("plan", "runs of the grid, 00000 to 15999, each once")
+
+
 def _check_positions(text: str, sizes: NetworkSizes, where: str) -> None:
+    expected = sizes.positions().numpy()
     try:
-        length = len(base64.b64decode(text, validate=True))
+        stored = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.float32)
     except (binascii.Error, ValueError) as error:
         raise StoreError(f"'{where}': 'positions' is not base64 ({error})") from error
-    if length != (expected := 4 * sizes.tokens * sizes.d_model):
-        raise StoreError(f"'{where}': 'positions' expected {expected} bytes, found {length}")
+    if stored.size != expected.size or not np.allclose(stored, expected.ravel(), atol=1e-4):
+        raise StoreError(
+            f"'{where}': 'positions' expected the fixed sinusoids of {sizes.tokens} tokens"
+        )
 
 
 @dataclass(frozen=True)
@@ -223,14 +261,12 @@ class Folder:
     @property
     def seeds(self) -> str:
         """``one`` if all runs share a seed, ``each`` if every run has its own, ``unknown``."""
-        default = "each" if self.metadata.get("origin") == "build" else UNKNOWN_SEEDS
-        seeds = str(self.metadata.get("seeds", default))
-        return seeds if seeds in SEED_KINDS else UNKNOWN_SEEDS
+        return str(self.metadata.get("seeds", "each"))
 
     @property
     def dtype(self) -> torch.dtype:
         """The type in which weights are stored."""
-        return DTYPES[self.metadata.get("dtype", "float32")]
+        return DTYPES[self.metadata["dtype"]]
 
     def shard_path(self, shard: str) -> Path:
         """The file of a shard, finished or not."""
@@ -245,10 +281,18 @@ class Folder:
         return [shard for shard in self.shards if not self.shard_path(shard).exists()]
 
     def word_vectors(self) -> WordVectors | None:
-        """The word vectors of a text zoo."""
-        if not (self.path / VECTORS_FILE).exists():
+        """The word vectors of a text zoo; the authors' are not part of their files."""
+        imported = self.metadata["origin"] == "import" and not (self.path / VECTORS_FILE).exists()
+        if self.sizes.patch or imported:
             return None
-        return WordVectors.from_bytes(Checksums(self.path).read(VECTORS_FILE))
+        words = WordVectors.from_bytes(Checksums(self.path).read(VECTORS_FILE))
+        width = words.vectors.shape[1]
+        if width != self.sizes.d_model or not bool(words.vectors.isfinite().all()):
+            raise StoreError(
+                f"{self.path / VECTORS_FILE}: expected finite vectors of width "
+                f"{self.sizes.d_model}, found width {width}"
+            )
+        return words
 
     @staticmethod
     def open(path: Path | str) -> Folder:
@@ -266,9 +310,9 @@ class Folder:
                 f"'{path}' holds checkpoints of any family: expected a zoo of small transformers "
                 "of one task (tnfn zoo build)"
             )
-        metadata = Checksums(path).read_metadata("zoo.json", KIND, FORMAT, "a zoo")
-        check_metadata(metadata, str(path / "zoo.json"))
-        return Folder(path, metadata)
+        fields = Checksums(path).read_metadata("zoo.json", KIND)
+        check_metadata(fields, str(path / "zoo.json"))
+        return Folder(path, dict(fields.data))
 
     @staticmethod
     def create(path: Path, sizes: NetworkSizes, fields: dict[str, Any]) -> Folder:
@@ -289,31 +333,84 @@ class Folder:
     def merge(self) -> None:
         """Write ``index.parquet`` from the shards once all are there."""
         with self.claim("index", wait=True):
+            sweep(self.path)
+            sweep(self.path / "shards")
             if self.missing():
                 return
             with contextlib.suppress(StoreError):
-                index = Index.from_parquet(Checksums(self.path).read("index.parquet"), "")
-                if set(index.shards) == set(self.shards):
+                if set(self._stored_index().shards) == set(self.shards):
                     return
-            Checksums(self.path).replace("index.parquet", self._read_shards().to_parquet())
-            sweep(self.path)
-            sweep(self.path / "shards")
+            Checksums(self.path).replace(INDEX, self._read_shards().to_parquet())
+
+    def check_shards(self) -> Index:
+        """Compare the shards on disk with the plan and the index, before a build goes on.
+
+        The index of a zoo that lost a shard is removed, and made again with the shard.
+        """
+        with self.claim("index", wait=True):
+            listed: dict[str, int] = {}
+            with contextlib.suppress(StoreError):  # a damaged index is made again
+                listed = self._stored_index().shards
+            index = self._read_shards()
+            for shard, crc32 in index.shards.items():
+                if listed.get(shard, crc32) != crc32:
+                    raise StoreError(
+                        f"{self.shard_path(shard)}: damaged, its header does not match its "
+                        f"checksum in {INDEX}; delete it to train it again"
+                    )
+            if not set(listed) <= set(self.finished()):
+                (self.path / INDEX).unlink(missing_ok=True)
+            return index
 
     def _read_shards(self) -> Index:
-        rows: list[dict[str, Any]] = []
-        sums: dict[str, int] = {}
+        parts = []
         for shard in self.finished():
-            header = read_header(self.shard_path(shard))
-            rows += [{**row, "shard": shard} for row in header.rows]
-            sums[shard] = header.crc32
-        return Index.from_rows(rows, sums)
+            path = self.shard_path(shard)
+            header = read_header(path)
+            rows = [{**row, "shard": shard} for row in header.rows]
+            parts.append(Index.from_rows(rows, {shard: header.crc32}, str(path)))
+        index = Index.joined(parts)
+        self._check_runs(index)
+        sources = index.columns["source"].tolist()
+        if self.metadata["origin"] == "damage" and len(set(sources)) < len(sources):
+            twice = sources.index(max(sources, key=sources.count))
+            path = self.shard_path(index.columns["shard"][twice])
+            raise StoreError(f"{path}: another shard holds the same networks")
+        return index
+
+    def _stored_index(self) -> Index:
+        """The index from its file, compared with ``zoo.json``."""
+        index = Index.from_parquet(Checksums(self.path).read(INDEX), str(self.path / INDEX))
+        self._check_runs(index)
+        # A build may have grown since its index was written.
+        if self.metadata["origin"] != "build" and (found := len(index.shards)) != len(self.shards):
+            raise StoreError(
+                f"'{self.path / 'zoo.json'}': 'shards' expected {found}, those of {INDEX}, found "
+                f"{len(self.shards)}"
+            )
+        return index
+
+    def _check_runs(self, index: Index) -> None:
+        """Compare the runs of every shard with the plan."""
+        runs: dict[str, set[str]] = {shard: set() for shard in index.shards}
+        columns = (index.columns[name].tolist() for name in ("shard", "run"))
+        for shard, run in zip(*columns, strict=True):
+            runs.setdefault(shard, set()).add(run)
+        if foreign := runs.keys() - set(self.shards):
+            raise StoreError(f"'{self.path / INDEX}': zoo.json has no shard '{min(foreign)}'")
+        if self.metadata["origin"] != "build":
+            return
+        planned = dict(zip(self.shards, self.metadata["plan"], strict=True))
+        for shard, held in runs.items():
+            if odd := held ^ set(planned[shard]):
+                verb = "holds" if min(odd) in held else "lacks"
+                raise StoreError(
+                    f"{self.shard_path(shard)}: {verb} run '{min(odd)}', unlike 'plan' in zoo.json"
+                )
 
     def index(self) -> Index:
         """The index from its file, or from the finished shards during a build."""
-        path = self.path / "index.parquet"
-        if path.exists():
-            return Index.from_parquet(Checksums(self.path).read(path.name), str(path))
-        return self._read_shards()
+        return self._stored_index() if (self.path / INDEX).exists() else self._read_shards()
 
 
 def zoo_kind(path: Path | str) -> str:
@@ -325,23 +422,23 @@ def zoo_kind(path: Path | str) -> str:
         return ""  # opening the zoo reports why
 
 
-def check_fresh(path: Path) -> None:
-    """Reject a folder that holds anything but the beginning of a zoo."""
-    if not path.exists():
-        return
-    if not path.is_dir():
+def check_fresh(path: Path, files: Container[str] = _FILES) -> None:
+    """Reject a folder with other files than these, by default those a zoo begins with."""
+    if path.exists() and not path.is_dir():
         raise StoreError(f"'{path}' is a file, not a folder")
-    if (path / GROUPS_FILE).is_file():
-        raise StoreError(f"'{path}' holds a mixed zoo: name an empty folder")
-    foreign = foreign_files(path, _FILES)
-    if foreign:
-        raise StoreError(f"'{path}' holds other files ('{foreign[0]}'): name an empty folder")
+    if path.exists() and (foreign := foreign_files(path, files)):
+        what = "a mixed zoo" if GROUPS_FILE in foreign else f"other files ('{foreign[0]}')"
+        raise StoreError(f"'{path}' holds {what}: name an empty folder")
 
 
-def check_outside_zoos(path: Path) -> None:
-    """Reject an output path inside a zoo: a zoo holds only its own files."""
+def check_outside_zoos(path: Path, *, new: bool = False) -> None:
+    """Reject an output path inside a zoo: a zoo holds only its own files.
+
+    Args:
+        new: the path itself may be a zoo, or the beginning of one.
+    """
     real = Path(os.path.realpath(path))
-    for folder in (real, *real.parents):
+    for folder in (real, *real.parents)[new:]:
         if any(os.path.isfile(folder / name) for name in ("zoo.json", GROUPS_FILE)):
             raise StoreError(f"'{path}' lies in the zoo '{folder}': choose another place")
 

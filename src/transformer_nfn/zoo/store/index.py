@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,15 +94,26 @@ class Index:
         return len(self.columns["run"])
 
     @staticmethod
-    def from_rows(rows: Iterable[Mapping[str, Any]], shards: Mapping[str, int]) -> Index:
-        """An index of rows; missing values take the column's default."""
-        rows = list(rows)
+    def from_rows(
+        rows: Sequence[Mapping[str, Any]], shards: Mapping[str, int], where: str = ""
+    ) -> Index:
+        """An index of rows, read from the file ``where``; missing values take the default."""
         columns = {}
         for name, default in COLUMNS.items():
-            values = [row.get(name, default) for row in rows]
             dtype = object if isinstance(default, str) else np.array(default).dtype
-            columns[name] = np.array(values, dtype=dtype)
+            try:
+                columns[name] = np.array([row.get(name, default) for row in rows], dtype=dtype)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise StoreError(f"{where}: damaged, '{name}' of its rows: {error}") from error
+        _check_columns(columns, where)
         return Index(columns, dict(shards))
+
+    @staticmethod
+    def joined(parts: Sequence[Index]) -> Index:
+        """One index of several, in order."""
+        parts = [Index.from_rows([], {}), *parts]
+        columns = {name: np.concatenate([p.columns[name] for p in parts]) for name in COLUMNS}
+        return Index(columns, {shard: crc for p in parts for shard, crc in p.shards.items()})
 
     def to_parquet(self) -> bytes:
         """The bytes of a Parquet file."""

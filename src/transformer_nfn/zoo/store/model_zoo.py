@@ -23,14 +23,14 @@ from transformer_nfn.checkpoints.families import Model, OpenOptions, open_model,
 from transformer_nfn.checkpoints.families.binding import with_settings
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.checkpoint import CONFIG, WEIGHT_FILES, WEIGHTS, Checkpoint
-from transformer_nfn.io.files import open_regular, read_parquet
+from transformer_nfn.io.files import open_regular, read_parquet, sweep
 from transformer_nfn.io.rewrite import write_folder
 from transformer_nfn.io.tensor_files import InMemory
 from transformer_nfn.notebook import to_html
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.module import HEADS_KEY, heads_in
 from transformer_nfn.zoo.store.folder import (
-    FORMAT,
+    INDEX,
     MODELS_KIND,
     Checksums,
     check_fresh,
@@ -50,7 +50,6 @@ from transformer_nfn.zoo.targets import (
 if TYPE_CHECKING:
     import pandas as pd
 
-INDEX = "index.parquet"
 LONGEST_NAME = 240
 SAVE_EVERY = 5.0
 """Seconds between writes of the index."""
@@ -92,8 +91,9 @@ class ModelZoo:
         path = resolve(path, "zoo")
         if zoo_kind(path) != MODELS_KIND:
             raise StoreError(f"'{path}' is not a zoo of checkpoints: `tnfn zoo import` makes one")
-        metadata = Checksums(path).read_metadata("zoo.json", MODELS_KIND, FORMAT, "such a zoo")
-        return ModelZoo(path, metadata)
+        fields = Checksums(path).read_metadata("zoo.json", MODELS_KIND)
+        fields.choice("origin", ("import",))
+        return ModelZoo(path, dict(fields.data))
 
     @staticmethod
     def create(path: Path | str) -> ModelZoo:
@@ -269,6 +269,7 @@ class ModelZoo:
         """
         with claim(self.path, "index", wait=True):
             self.table = self._read_index()  # others may have added rows
+            self._sweep()
             new: list[dict[str, Value]] = []
             names, saved = set(self.table["network"].tolist()), time.monotonic()
             try:
@@ -304,12 +305,17 @@ class ModelZoo:
     def _store(self, model: Model, row: int, name: str) -> dict[str, Value]:
         """Write the folder of a network; its part of the index."""
         place = self.place(row)
-        if place.exists():
-            shutil.rmtree(place)  # left by a writer that was killed before it wrote the index
         write_folder(model.checkpoint, place, with_settings(model.config, model.options.settings))
         checksum, size = _checksum(place)
         entry = name, model.binding.family.name, checksum, size
         return dict(zip(RESERVED, entry, strict=True))
+
+    def _sweep(self) -> None:
+        """Remove what writers left that were killed, such as folders that are in no index."""
+        sweep(self.path)
+        for place in (self.path / "networks").glob("*"):
+            if place.name.isdecimal() and int(place.name) >= len(self):
+                shutil.rmtree(place, ignore_errors=True)
 
     def _append(self, rows: list[dict[str, Value]]) -> None:
         if rows:
@@ -487,4 +493,12 @@ def _from_parquet(data: bytes, where: str) -> dict[str, np.ndarray]:
         number = column.dtype != object and bool(np.isfinite(column).all())
         if not (number if name == "bytes" else text if name in RESERVED else text or number):
             raise StoreError(f"{where}: column '{name}' expected one type and no missing values")
+    names = table["network"].tolist()
+    if len(set(names)) < len(names):
+        raise StoreError(f"{where}: column 'network' holds '{max(names, key=names.count)}' twice")
+    for name in names:  # an export makes folders of these names
+        try:
+            check_name(name)
+        except ZooError as error:
+            raise StoreError(f"{where}: column 'network': {error}") from error
     return table

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError
 from transformer_nfn.io import tensor_files
-from transformer_nfn.io.files import open_regular, write_bytes
-from transformer_nfn.io.tensor_files import TensorInfo, TensorPlace, parse_header
+from transformer_nfn.io.files import open_regular
+from transformer_nfn.io.tensor_files import TensorInfo, TensorPlace, parse_header, write_tensors
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes
 
@@ -67,7 +66,7 @@ def write_shard(
         raise StoreError(f"{path}: {at} index rows for {len(weights)} networks")
     body = json.dumps({"rows": index, "made": dict(made)}, allow_nan=True)
     metadata = {"index": body, "index_crc32": str(zlib.crc32(body.encode()))}
-    write_bytes(path, safetensors.torch.save(named, metadata))
+    write_tensors(path, named, metadata)
 
 
 @dataclass(frozen=True)

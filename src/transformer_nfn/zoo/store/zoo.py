@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.known_tasks import seeds_text
+from transformer_nfn.io.json_fields import Fields
+from transformer_nfn.known_tasks import SEED_KINDS, TASKS, UNKNOWN_SEEDS, seeds_text
 from transformer_nfn.models import Network, network_of
 from transformer_nfn.notebook import to_html
 from transformer_nfn.spaces import Weights, WeightSpace
@@ -321,7 +322,6 @@ class Zoo:
         return reader
 
 
-GROUPS_FORMAT = 1
 GROUPS_KIND = "transformer-nfn mixed zoo"
 
 
@@ -347,7 +347,7 @@ class MixedZoo:
     ) -> None:
         self.path, self.metadata, self.groups = path, metadata, tuple(groups)
         self.zoos = {
-            group.name: _open_group(path / group.name, group)
+            group.name: _open_group(path / group.name, group, self.task)
             for group in self.groups
             if (path / group.name / "zoo.json").is_file()
         }
@@ -444,19 +444,25 @@ def read_groups(path: Path) -> tuple[dict[str, Any], tuple[SizeGroup, ...]]:
     """Read and validate ``kinds.json``: its content and the size groups it lists."""
     if not is_mixed(path):
         raise StoreError(f"'{path}' is not a mixed zoo: it has no {GROUPS_FILE}")
-    checksums = Checksums(path)
-    metadata = checksums.read_metadata(GROUPS_FILE, GROUPS_KIND, GROUPS_FORMAT, "a mixed zoo")
-    names = metadata.get("kinds")
-    if not isinstance(names, list) or not names:
-        raise StoreError(f"{path / GROUPS_FILE}: expected a list of kinds, found {names!r}")
+    fields = Checksums(path).read_metadata(GROUPS_FILE, GROUPS_KIND)
+    fields.choice("task", TASKS)
+    fields.choice("seeds", (*SEED_KINDS, UNKNOWN_SEEDS))
+    names = fields.each("kinds", Fields.text)
+    if not names or len(set(names)) < len(names):
+        fields.refuse("kinds", "names of zoos, each once")
     try:
-        return metadata, tuple(SizeGroup.from_name(str(name)) for name in names)
+        return dict(fields.data), tuple(map(SizeGroup.from_name, names))
     except ZooError as error:
-        raise StoreError(f"{path / GROUPS_FILE}: {error}") from error
+        raise StoreError(f"'{path / GROUPS_FILE}': 'kinds': {error}") from error
 
 
-def _open_group(path: Path, group: SizeGroup) -> Zoo:
+def _open_group(path: Path, group: SizeGroup, task: str) -> Zoo:
     zoo = Zoo.open(path)
     if zoo.sizes.group != group:
         raise StoreError(f"'{path}' holds networks of {zoo.sizes.group}, expected {group}")
+    if zoo.metadata["task"]["name"] != task:
+        raise StoreError(
+            f"'{path.parent / GROUPS_FILE}': 'task' expected {zoo.metadata['task']['name']}, that "
+            f"of '{path.name}', found {task}"
+        )
     return zoo

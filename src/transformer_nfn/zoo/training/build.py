@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from transformer_nfn.io.files import foreign_files
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.sizes import NetworkSizes, SizeGroup
-from transformer_nfn.zoo.store.folder import GROUPS_FILE, Folder, claim
+from transformer_nfn.zoo.store.folder import (
+    GROUPS_FILE,
+    Folder,
+    check_fresh,
+    check_outside_zoos,
+    claim,
+)
 from transformer_nfn.zoo.store.zoo import MixedZoo, Zoo, is_mixed, read_groups, write_groups
 from transformer_nfn.zoo.training.backends import describe_path
 from transformer_nfn.zoo.training.local_engine import run_local
@@ -32,9 +37,16 @@ def build(out: Path | str, options: BuildOptions, progress: Progress | None = No
     >>> build(mkdtemp(), options).select(percent=100)
     array([0])
     """
+    out = Path(out)
+    if not (out / "zoo.json").exists():
+        check_outside_zoos(out, new=True)
+    return _build(out, options, progress)
+
+
+def _build(out: Path, options: BuildOptions, progress: Progress | None) -> Zoo:
     options = options.resolved()
     _check_path(options, options.group)
-    plan = make_plan(Path(out), options)
+    plan = make_plan(out, options)
     if options.engine == "ray":
         from transformer_nfn.zoo.training.ray_engine import run_ray
 
@@ -82,7 +94,7 @@ def build_mixed(
     reporter = _GroupProgress(progress or Progress(), [part.group for part in parts])
     reporter.start(options.grid_runs, done, recipe.epochs_trained)
     for part in parts:
-        build(out / part.group.name, part, reporter)
+        _build(out / part.group.name, part, reporter)
     return MixedZoo.open(out)
 
 
@@ -127,13 +139,10 @@ def _runs_done(path: Path) -> int:
 
 
 def _check_folder(out: Path, groups: Sequence[SizeGroup]) -> None:
-    """Reject a folder that holds anything but this mixed zoo."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise StoreError(f"'{out}' is a file, not a folder")
+    """Reject a folder that holds anything but this mixed zoo, or lies in a zoo."""
     if (out / "zoo.json").exists():
         raise StoreError(f"'{out}' holds a zoo of one kind: name an empty folder")
+    check_outside_zoos(out, new=True)
     names = [group.name for group in groups]
     if is_mixed(out):
         stored = [group.name for group in read_groups(out)[1]]
@@ -142,9 +151,7 @@ def _check_folder(out: Path, groups: Sequence[SizeGroup]) -> None:
                 f"'{out}' holds another mixed zoo: kinds {', '.join(stored)}, asked for "
                 f"{', '.join(names)}"
             )
-    foreign = foreign_files(out, _FILES | set(names))
-    if foreign:
-        raise StoreError(f"'{out}' holds other files ('{foreign[0]}'): name an empty folder")
+    check_fresh(out, _FILES | set(names))
 
 
 class _GroupProgress(Progress):

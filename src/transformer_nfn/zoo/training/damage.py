@@ -272,7 +272,7 @@ def damage_zoo(
         rows = np.asarray(options.rows, dtype=np.int64)
     items = _plan(zoo, rows, options)
     metadata = _describe(zoo, rows, len(items), options)
-    check_outside_zoos(out.parent)
+    check_outside_zoos(out, new=True)
     if not (out / "zoo.json").exists():
         check_fresh(out)
     else:
@@ -280,6 +280,7 @@ def damage_zoo(
     task = _load_task(zoo, options.data).to(options.device)
     folder = _create(zoo, out, metadata)
     _check_same(out, metadata)
+    folder.check_shards()
     for i, shard in enumerate(folder.shards):
         with folder.claim(shard, wait=True):
             if not folder.shard_path(shard).exists():
@@ -326,7 +327,7 @@ def _describe(
         "origin": ORIGIN,
         **{key: zoo.metadata[key] for key in inherited if key in zoo.metadata},
         "seeds": zoo.seeds,
-        "dtype": zoo.metadata.get("dtype", "float32"),
+        "dtype": zoo.metadata["dtype"],
         "shards": -(-networks // SHARD_ROWS),
         "damage": {
             "zoo": zoo.path.name,
@@ -342,10 +343,10 @@ def _describe(
 def _check_same(out: Path, metadata: Mapping[str, Any]) -> None:
     """Reject a folder of another zoo, or of other damage."""
     stored = Folder.open(out).metadata
-    if stored.get("origin") != ORIGIN:
+    if stored["origin"] != ORIGIN:
         raise StoreError(f"'{out}' holds another zoo: name an empty folder")
-    for key, wanted in metadata["damage"].items():
-        value = stored.get("damage", {}).get(key)
+    for key, wanted in {"shards": metadata["shards"], **metadata["damage"]}.items():
+        value = {**stored, **stored["damage"]}.get(key)
         if value != wanted:
             raise StoreError(
                 f"'{out}' holds another zoo of damaged networks: {key} {value}, asked for {wanted}"
@@ -399,7 +400,7 @@ def _make_shard(
     # Rounded first, so that the stored weights are those that are tested.
     flat = torch.cat(damaged).to(folder.dtype).float()
     cuda = "cuda" in options.device
-    batch = BATCH_CUDA if cuda else zoo.metadata["recipe"].get("batch", BATCH)
+    batch = BATCH_CUDA if cuda else zoo.metadata["recipe"]["batch"]
     loss, accuracy = measure(task, flat.to(options.device), batch)
     rows = [
         _row(zoo, item, record, float(loss[i]), float(accuracy[i]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from transformer_nfn.known_tasks import BLOCKS, HEADS, WIDTH
@@ -21,9 +22,11 @@ from transformer_nfn.zoo.store.folder import (
     check_fresh,
     claim,
 )
+from transformer_nfn.zoo.store.index import CONFIGURATION, Index
 from transformer_nfn.zoo.store.shards import DTYPES
 from transformer_nfn.zoo.training.grid import GRID_SIZE, Config, grid, sample
 from transformer_nfn.zoo.training.tasks import Task, TextTask, load_task
+from transformer_nfn.zoo.training.tasks.load import check_sources
 from transformer_nfn.zoo.training.trainer import Recipe
 
 ENGINES = ("local", "ray")
@@ -100,12 +103,17 @@ class BuildOptions:
             raise ZooError(f"workers must be at least 1, found {self.workers}")
         if self.data is not None and not Path(self.data).is_dir():
             raise ZooError(f"data folder '{self.data}' does not exist")
-        if not 0 < self.gpu_share <= 1 or (self.gpu_share < 1 and self.engine != "ray"):
+        check_sources(self.task, self.data, self.vectors)
+        if self.address is not None and self.engine != "ray":
+            raise ZooError(f"an address is for the engine ray, found {self.engine}")
+        device = _device(self.device, self.engine)
+        shared = self.engine == "ray" and "cuda" in device
+        if not 0 < self.gpu_share <= 1 or (self.gpu_share < 1 and not shared):
             raise ZooError(
-                "gpu share must be above 0 and at most 1, below 1 with the engine ray only, found "
-                f"{self.gpu_share:g} with {self.engine}"
+                "gpu share must be above 0 and at most 1, below 1 with the engine ray on cuda "
+                f"only, found {self.gpu_share:g} with {self.engine} on {device}"
             )
-        return replace(self, device=_device(self.device, self.engine))
+        return replace(self, device=device)
 
 
 def _device(device: str, engine: str) -> str:
@@ -151,13 +159,13 @@ class Plan:
     @property
     def recipe(self) -> Recipe:
         """Training parameters that all runs share."""
-        fields = dict(self.folder.metadata["recipe"])
-        return Recipe(**fields | {"percents": tuple(fields["percents"])})
+        stored = self.folder.metadata["recipe"]
+        fields = {name: stored[name] for name in Recipe.__dataclass_fields__ if name in stored}
+        return Recipe(**fields | {"percents": tuple(stored["percents"])})
 
     def configs(self) -> dict[str, list[Config]]:
         """The runs of each shard."""
-        every = grid(int(self.folder.metadata["seed"]), self.folder.seeds)
-        by_id = {config.run: config for config in every}
+        by_id = _grid(self.folder)
         return {
             shard: [by_id[run] for run in runs]
             for shard, runs in zip(self.folder.shards, self.folder.metadata["plan"], strict=True)
@@ -184,6 +192,22 @@ class Plan:
         return task
 
 
+def _grid(folder: Folder) -> dict[str, Config]:
+    return {config.run: config for config in grid(folder.metadata["seed"], folder.seeds)}
+
+
+def check_configurations(folder: Folder, index: Index) -> None:
+    """Compare the rows of a zoo that was built with the configurations of their runs."""
+    by_id, runs = _grid(folder), index.columns["run"].tolist()
+    for name in (*CONFIGURATION, "seed"):
+        planned = np.array([getattr(by_id[run], name) for run in runs])
+        for row in np.flatnonzero(index.columns[name] != planned)[:1]:
+            raise StoreError(
+                f"{folder.shard_path(index.columns['shard'][row])}: '{name}' of run '{runs[row]}' "
+                f"expected {planned[row]}, as zoo.json says, found {index.columns[name][row]}"
+            )
+
+
 def make_plan(out: Path, options: BuildOptions) -> Plan:
     """The plan in folder ``out``: that of an interrupted build, or a new one.
 
@@ -199,6 +223,7 @@ def make_plan(out: Path, options: BuildOptions) -> Plan:
     if options.runs is not None and options.runs > folder.metadata["runs"]:
         task = Plan(folder, options, task).load_task()  # raises before anything is written
         folder = _grow(out, options)
+    check_configurations(folder, folder.check_shards())
     return Plan(folder, options, task)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.sizes import NetworkSizes
+from transformer_nfn.zoo.store.folder import PRECISIONS, SELECTIONS
 from transformer_nfn.zoo.training import randomness
 from transformer_nfn.zoo.training.backends import choose_runner
 from transformer_nfn.zoo.training.grid import Config
@@ -56,11 +57,11 @@ class Recipe:
             raise ZooError(f"epochs must be at least 1, found {self.epochs}")
         if self.batch < 1:
             raise ZooError(f"batch must be at least 1, found {self.batch}")
-        if self.precision not in ("float32", "tf32", "bf16"):
+        if self.precision not in PRECISIONS:
             raise ZooError(
                 f"precision must be float32, tf32 or bf16, found '{self.precision}'"
             )
-        if self.select not in ("held", "test"):
+        if self.select not in SELECTIONS:
             raise ZooError(f"best must be selected on 'held' or 'test', found '{self.select}'")
         if self.until not in self.percents:
             kept = ", ".join(map(str, self.percents))

@@ -6,13 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from transformer_nfn.errors import DownloadError
-from transformer_nfn.known_tasks import TASKS
+from transformer_nfn.known_tasks import KNOWN_TASKS, TASKS
 from transformer_nfn.zoo.errors import DataError
 from transformer_nfn.zoo.sizes import PAPER, SizeGroup
 from transformer_nfn.zoo.store.folder import WordVectors
 from transformer_nfn.zoo.training.tasks.images import digits, idx_images
 from transformer_nfn.zoo.training.tasks.task import Task
 from transformer_nfn.zoo.training.tasks.text import ag_news
+
+
+def check_sources(name: str, data: object, vectors: object) -> None:
+    """Reject a folder of data, or word vectors, that a task does not read."""
+    if data is not None and name == "digits":
+        raise DataError("data is for other tasks: the digits come with scikit-learn")
+    if vectors is not None and name in TASKS and KNOWN_TASKS[name].patch:
+        raise DataError(f"vectors are for tasks of text: {name} are images")
 
 
 def load_task(
@@ -38,6 +46,7 @@ def load_task(
     >>> task.num_samples
     {'train': 100, 'held': 70, 'test': 400}
     """
+    check_sources(name, data, vectors)
     folder = Path(data) if data is not None else None
     try:
         if name == "ag_news":
