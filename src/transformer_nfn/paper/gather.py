@@ -165,6 +165,11 @@ class ZooStudy:
         """The compared run of the highest τ."""
         return self.finished[0] if self.finished else None
 
+    @property
+    def example(self) -> Run:
+        """A run whose record describes the zoo."""
+        return self.best or (self.main or self.runs)[0]
+
     def by_size(self) -> dict[str, list[RunRecord]]:
         """Runs of each model by number of training networks, where there are several.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RUN_FILE, RunError, Ru
 ALL_NETWORKS = "all"
 SEEDS_TOGETHER = "seeds together"
 _NOTHING = "–"
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class TableView:
         """Rows with the highest τ of the column, as printed."""
         if column in (CHANGE, "parameters") or self.paper.quantity != "tau":
             return set()
-        return _highest(
+        return best_keys(
             {row: cell.value for (row, at), cell in self.ours.items() if at == column}
         )
 
@@ -86,7 +87,7 @@ class TableView:
         for column in self.columns:
             every = {r: cell.together for (r, at), cell in self.ours.items() if at == column}
             text = mean_text(every.get(row), None)
-            texts.append(f"**{text}**" if row in _highest(every) else text)
+            texts.append(f"**{text}**" if row in best_keys(every) else text)
         return texts if any(text != _NOTHING for text in texts) else []
 
     def reasons(self) -> list[str]:
@@ -291,12 +292,13 @@ def _agreement(record: RunRecord) -> Mapping[str, Any]:
     return found
 
 
-def _highest(values: Mapping[str, float | None]) -> set[str]:
+def best_keys(values: Mapping[Key, float | None], *, lowest: bool = False) -> set[Key]:
     """Keys of the highest value as printed; none where there is nothing to compare."""
     known = {key: round(value, 3) for key, value in values.items() if value is not None}
     if len(known) < 2:
         return set()
-    return {key for key, value in known.items() if value == max(known.values())}
+    best = (min if lowest else max)(known.values())
+    return {key for key, value in known.items() if value == best}
 
 
 def _add_changes(view: TableView) -> None:

@@ -6,7 +6,7 @@ page carries them, so that its numbers can be recomputed from its data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.paper.gather import Columns, Run, Study, ZooStudy
+from transformer_nfn.paper.gather import Columns, Run, ZooStudy
 from transformer_nfn.prediction.runs import CONFIGURATION, PREDICTIONS_FILE, RunError
 from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo, open_zoo
 
@@ -105,20 +105,38 @@ class HeldOut:
     """The held-out networks of a zoo, and the predictions of each compared model.
 
     Attributes:
+        index: of the zoo on the page.
+        zoo: its runs.
         networks: in validation and test parts.
         models: best first.
+        reference: name of the zoo for ``tnfn predict``, before the ``#``.
         everything: accuracies of all networks that could be chosen, where the zoo was named.
     """
 
+    index: int
+    zoo: ZooStudy
     networks: Networks
     models: list[TestedModel]
+    reference: str
     everything: np.ndarray | None = None
 
+    @property
+    def key(self) -> str:
+        """What the keys of the zoo's numbers begin with."""
+        return f"z{self.index}"
+
     @cached_property
+    def is_test(self) -> np.ndarray:
+        """Mask of the networks in any test part."""
+        mask = np.zeros(len(self.networks.accuracy), dtype=bool)
+        for model in self.models:
+            mask[model.rows.network] = True
+        return mask
+
+    @property
     def test(self) -> np.ndarray:
         """Indices of the networks in any test part."""
-        parts = [model.rows.network for model in self.models]
-        return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=int)
+        return np.flatnonzero(self.is_test)
 
     @cached_property
     def always(self) -> tuple[float, int] | None:
@@ -135,18 +153,31 @@ class HeldOut:
             count = len(self.everything) - len(self.test)
         return (total / count, count) if count > 0 else None
 
-    def within(self, source: NamedZoo) -> HeldOut:
-        """The same with the rows and all accuracies of the named zoo."""
-        networks = replace(self.networks, place=source.places_of(self.networks))
-        return replace(self, networks=networks, everything=source.accuracy)
+    def within(self, text: str, opened: Zoo | MixedZoo | ModelZoo) -> HeldOut | None:
+        """The same with the rows and all accuracies of a zoo; None if it is not that of the runs.
+
+        It is if it holds every held-out network of the runs: from the same training run, with the
+        same accuracy.
+        """
+        run, keys = self.zoo.best, self.networks.key
+        if run is None or not keys or run.own != isinstance(opened, ModelZoo):
+            return None
+        chosen = list(_networks_of(opened, run))
+        places, everything = dict(chosen), np.array([accuracy for (_, accuracy), _ in chosen])
+        if not places.keys() >= {*keys}:
+            return None
+        networks = replace(self.networks, place=[places[key] for key in keys])
+        return replace(self, networks=networks, reference=text, everything=everything)
 
     def of(self, run: Run) -> TestedModel | None:
         """Predictions of a run, None where it kept none."""
         return next((model for model in self.models if model.run is run), None)
 
 
-def held_out(zoo: ZooStudy) -> HeldOut:
+def held_out(index: int, zoo: ZooStudy) -> HeldOut:
     """Read the predictions of the compared runs, best first."""
+    about = zoo.example.record.zoo
+    reference = str(about.get("name") or about.get("task") or "ZOO")
     gathered = _Gathered(by_row=any(run.own for run in zoo.runs))
     models = []
     for run in zoo.finished:
@@ -156,15 +187,15 @@ def held_out(zoo: ZooStudy) -> HeldOut:
         tested = run.tested
         if tested is None or not len(tested["row"]):
             continue
-        index = gathered.indices(tested)
+        which = gathered.indices(tested)
         low, predicted, high = (_rounded(tested[name]) for name in ("low", "predicted", "high"))
         seeds = []
         for seed in dict.fromkeys(tested["seed"].tolist()):
             chosen = tested["seed"] == seed
-            part = (index[chosen], predicted[chosen], low[chosen], high[chosen])
+            part = (which[chosen], predicted[chosen], low[chosen], high[chosen])
             seeds.append(SeedPart(int(seed), *part))
         models.append(TestedModel(run, seeds))
-    return HeldOut(gathered.networks(), models)
+    return HeldOut(index, zoo, gathered.networks(), models, reference)
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:
@@ -258,51 +289,19 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, int | float | str) else str(value)
 
 
-@dataclass(frozen=True)
-class NamedZoo:
-    """A zoo named by the user.
-
-    Attributes:
-        text: its path or name, as in ``tnfn predict RUN text#row``.
-        places: of all networks that could be chosen, as in `Networks`.
-        accuracy: of each network.
-    """
-
-    text: str
-    places: dict[Key, str]
-    accuracy: np.ndarray
-
-    def places_of(self, networks: Networks) -> list[str | None]:
-        """Places of networks in this zoo."""
-        return [self.places.get(key) for key in networks.key]
-
-
-def named_zoos(study: Study, texts: list[str]) -> dict[str, NamedZoo]:
-    """Match named zoos to runs, by the label of the runs.
-
-    A zoo matches if it holds every held-out network of the runs: from the same training run, with
-    the same accuracy.
-    """
-    sources: dict[str, NamedZoo] = {}
+def within_zoos(parts: Sequence[HeldOut], texts: Iterable[str]) -> list[HeldOut]:
+    """The same with all networks of the zoos that were named; each must be that of some runs."""
+    parts = list(parts)
     for text in texts:
         opened = open_zoo(resolve(text, "zoo"))
-        fitting = {zoo.label: source for zoo in study.zoos if (source := _if_of(text, opened, zoo))}
-        if not fitting:
+        found = [part.within(text, opened) for part in parts]
+        if not any(found):
             raise RunError(
                 f"'{text}' is not the zoo of these runs: expected the networks that they were "
                 "tested on, by training and accuracy, found others"
             )
-        sources |= fitting
-    return sources
-
-
-def _if_of(text: str, opened: Zoo | MixedZoo | ModelZoo, zoo: ZooStudy) -> NamedZoo | None:
-    networks = held_out(zoo).networks
-    if zoo.best is None or not networks.key or zoo.best.own != isinstance(opened, ModelZoo):
-        return None
-    chosen = list(_networks_of(opened, zoo.best))
-    source = NamedZoo(text, dict(chosen), np.array([accuracy for (_, accuracy), _ in chosen]))
-    return None if None in source.places_of(networks) else source
+        parts = [new or old for new, old in zip(found, parts, strict=True)]
+    return parts
 
 
 def _networks_of(opened: Zoo | MixedZoo | ModelZoo, run: Run) -> Iterator[tuple[Key, str]]:
