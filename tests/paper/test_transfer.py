@@ -43,7 +43,7 @@ def test_networks_of_another_format_are_read_by_invariants_or_not_at_all(ranking
 
 
 def test_tau_is_that_of_the_predictions(rankings, digits_zoo, out):
-    folder = out / "cells" / "transfer-invariant_mlp-whole"
+    folder = out / "cells" / "transfer-invariant_mlp_whole-home"
     data = load_rows(digits_zoo, digits_zoo.select(percent=75))
     taus = [
         kendalltau(data.accuracy, predictor.predict(data)).statistic
@@ -88,4 +88,5 @@ def test_what_cannot_be_is_refused(tmp_path):
 
 def test_networks_that_were_trained_on_are_refused(rankings, out, tmp_path):
     with pytest.raises(RunError, match=r"136 networks of runs that .* was trained on or selected"):
-        transfer(out / "cells" / "transfer-invariant_mlp", ["mnist-sample"], tmp_path, seeds=[0])
+        folder = out / "cells" / "transfer-invariant_mlp-home"
+        transfer(folder, ["mnist-sample"], tmp_path, seeds=[0])

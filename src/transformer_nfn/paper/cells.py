@@ -35,8 +35,8 @@ from transformer_nfn.zoo import open_task_zoo
 NOT_ENOUGH = "not enough networks"
 RETRIES = 2
 MAX_CONDITION = 1e4
-TRAIN_PART, VAL_PART, TEST_PART = range(3)
-"""Seeds of each part's group elements."""
+TEST_PART = 2
+"""Seed of the group elements of test networks; those of the other parts are 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Cell:
         max_train: most networks to train on; None for all.
         leave_out: sizes of a mixed zoo that are left out of training.
         trained: False where the cell only counts parameters.
+        keep: whether its predictors are kept.
     """
 
     topic: str
@@ -65,6 +66,7 @@ class Cell:
     max_train: int | None = None
     leave_out: tuple[str, ...] = ()
     trained: bool = True
+    keep: bool = False
 
     def selection(self, percent: int | None) -> Selection:
         """The networks that it uses."""
@@ -121,22 +123,18 @@ def fill_cell(
     table = {"table": cell.topic, "row": cell.row, "column": cell.column}
     about = describe_zoo(open_task_zoo(zoo_path))
     selection = cell.selection(percent).to_json(augment=cell.bound)
+    untrained = RunRecord(cell.model, about, selection, protocol.to_json(), table=table)
     try:
         parts = (cache or PartsCache()).get(zoo_path, cell, percent, device)
     except RunError as error:
         if not str(error).startswith(NOT_ENOUGH):
             raise
-        record = RunRecord(
-            cell.model, about, selection, protocol.to_json(), status=str(error), table=table
-        )
+        record = replace(untrained, status=str(error))
         record.write(folder)
         return record
     if not cell.trained:
         module = module_builder(cell.model, SizeGroups.of(parts).train[0], cell.options)()
-        count = sum(p.numel() for p in module.parameters())
-        record = RunRecord(
-            cell.model, about, selection, protocol.to_json(), num_parameters=count, table=table
-        )
+        record = replace(untrained, num_parameters=sum(p.numel() for p in module.parameters()))
         record.write(folder)
         return record
     # Trees are fitted on the CPU.
@@ -151,7 +149,7 @@ def fill_cell(
     return train_run(
         about,
         parts,
-        Experiment(cell.model, seeds, protocol, cell.options, selection, table, keep=False),
+        Experiment(cell.model, seeds, protocol, cell.options, selection, table, keep=cell.keep),
         folder,
         measure=measure,
         execution=Execution(report=report),
@@ -222,11 +220,7 @@ def augmented(parts: Parts, bound: float) -> Parts:
     """
     train, val, test = (
         joined(part, disguised(part, bound, which) if bound else part)
-        for which, part in (
-            (TRAIN_PART, parts.train),
-            (VAL_PART, parts.val),
-            (TEST_PART, parts.test),
-        )
+        for which, part in enumerate((parts.train, parts.val, parts.test))
     )
     return Parts(train, val, test, parts.more)
 
@@ -248,19 +242,16 @@ def agreement(predictors: Sequence[Predictor], test: Dataset, bound: float) -> d
     plain, moved = (test.take(torch.arange(half) + start) for start in (0, half))
     wide = replace(plain, network=map_network(plain.network, lambda w: w.double()))
     wide_moved = disguised(wide, bound, TEST_PART)
-    largest: dict[str, float | None] = {"float32": 0.0, "float64": 0.0}
-    for predictor in predictors:
-        _update(largest, "float32", predictor, plain, moved)
-        if predictor.name in NEURAL:
-            exact = Predictor(predictor.name, copy.deepcopy(predictor.inner).double())
-            _update(largest, "float64", exact, wide, wide_moved)
-        else:
-            largest["float64"] = None
-    return {**largest, "networks": half, "max_condition": MAX_CONDITION}
+    exact = [
+        Predictor(p.name, copy.deepcopy(p.inner).double()) for p in predictors if p.name in NEURAL
+    ]
+    return {
+        "float32": _largest_difference(predictors, plain, moved),
+        "float64": _largest_difference(exact, wide, wide_moved) if exact else None,
+        "networks": half,
+        "max_condition": MAX_CONDITION,
+    }
 
 
-def _update(
-    largest: dict[str, float | None], key: str, predictor: Predictor, U: Dataset, gU: Dataset
-) -> None:
-    difference = float((predictor.predict(gU) - predictor.predict(U)).abs().max())
-    largest[key] = max(largest[key] or 0.0, difference)
+def _largest_difference(predictors: Sequence[Predictor], U: Dataset, gU: Dataset) -> float:
+    return max(float((each.predict(gU) - each.predict(U)).abs().max()) for each in predictors)

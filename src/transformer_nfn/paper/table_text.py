@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -261,29 +262,50 @@ def _cells_of(paper: PaperTable, record: RunRecord) -> list[tuple[str, str, OurC
     """The cells of a record: one, or two where the table has parameters too."""
     if paper.name == MIXED.name:
         return _cells_of_kinds(record)
-    table = record.table or {}
-    row, column = str(table.get("row")), str(table.get("column"))
-    tau = OurCell(record, *mean_tau(record), mean_text(*mean_tau(record)))
-    count = record.num_parameters
-    size = OurCell(record, count, None, _NOTHING if count is None else f"{count:,}")
+    row, column = _place(record)
+    size = _count_cell(record, record.num_parameters)
     if paper is TABLE_5:
-        return [(row, "tau", tau), (row, "parameters", size)]
-    return [(row, column, size if paper.quantity == "parameters" else tau)]
+        return [(row, "tau", _tau_cell(record)), (row, "parameters", size)]
+    return [(row, column, size if paper.quantity == "parameters" else _tau_cell(record))]
 
 
 def _cells_of_kinds(record: RunRecord) -> list[tuple[str, str, OurCell]]:
-    """A cell of τ for each size, and its number of networks."""
+    """A cell of τ for each size, as if only its networks had been tested, and their number."""
+    row, column = _place(record)
+    if record.status != "done":
+        return [(row, column, _tau_cell(record))]
+    summary, left_out = record.summary, column == LEFT_OUT
+    if left_out:
+        figures = {row: summary.get(LEFT_OUT, {}).get(row, {})}
+    else:
+        every = {**summary, "networks": record.selection.get("test")}
+        figures = {**summary.get("kinds", {}), ALL_KINDS: every}
+        figures[WITHIN] = {"tau": summary.get("tau_within")}
     found = []
-    for row, column, part in kind_records(record):
-        found.append((row, column, OurCell(part, *mean_tau(part), mean_text(*mean_tau(part)))))
-        count, held = part.selection.get("test"), part.summary.get("coverage")
-        left_out = column == LEFT_OUT
-        if part.status == "done" and row != WITHIN and isinstance(count, int):
+    for kind, values in figures.items():
+        count, held = values.get("networks"), values.get("coverage")
+        part = replace(record, summary=values, selection={**record.selection, "test": count})
+        found.append((kind, column, _tau_cell(part)))
+        if isinstance(count, int):
             where = TESTED_LEFT_OUT if left_out else TESTED
-            found.append((row, where, OurCell(part, count, None, f"{count:,}")))
+            found.append((kind, where, _count_cell(part, count)))
         if left_out and held is not None:
-            found.append((row, HELD, OurCell(part, held, None, f"{100 * held:.0f} %")))
+            found.append((kind, HELD, OurCell(part, held, None, f"{100 * held:.0f} %")))
     return found
+
+
+def _place(record: RunRecord) -> tuple[str, str]:
+    """Row and column of a record."""
+    table = record.table or {}
+    return str(table.get("row")), str(table.get("column"))
+
+
+def _tau_cell(record: RunRecord) -> OurCell:
+    return OurCell(record, *mean_tau(record), mean_text(*mean_tau(record)))
+
+
+def _count_cell(record: RunRecord, count: int | None) -> OurCell:
+    return OurCell(record, count, None, _NOTHING if count is None else f"{count:,}")
 
 
 def _agreement(record: RunRecord) -> Mapping[str, Any]:
@@ -332,12 +354,7 @@ def _markdown(view: TableView) -> str:
     source = f" Paper: {paper.zoo}." if paper.printed else ""
     # Whose number it is, where there is more than ours.
     whose = [""] if paper.printed else []
-    lines = [
-        f"**{paper.heading}. {paper.title}.**{zoo}{source}",
-        "",
-        "| " + " | ".join([paper.corner, *whose, *view.columns.values()]) + " |",
-        "|---|" + "---|" * len(whose) + "--:|" * len(view.columns),
-    ]
+    rows = []
     for row, label in view.rows.items():
         ours, theirs = [_escape(label), *(["here"] if whose else [])], ["", "paper"]
         for column in view.columns:
@@ -345,15 +362,30 @@ def _markdown(view: TableView) -> str:
             ours.append(f"**{text}**" if row in view.best(column) else text)
             printed = view.paper.cell(row, column)
             theirs.append(f"*{printed.text}*" if printed else _NOTHING)
-        lines.append("| " + " | ".join(ours) + " |")
+        rows.append(ours)
         if together := view.together(row):
-            first = ["", SEEDS_TOGETHER] if whose else [SEEDS_TOGETHER]
-            lines.append("| " + " | ".join([*first, *together]) + " |")
+            rows.append([*whose, SEEDS_TOGETHER, *together])
         if any(text != _NOTHING for text in theirs[2:]):
-            lines.append("| " + " | ".join(theirs) + " |")
+            rows.append(theirs)
     notes = [*([paper.note] if paper.note else []), *view.agreements(), *view.reasons()]
-    lines += ["", *(f"- {note}" for note in notes), *([""] if notes else [])]
-    return "\n".join(lines)
+    return "\n".join([
+        f"**{paper.heading}. {paper.title}.**{zoo}{source}",
+        "",
+        *markdown_rows([paper.corner, *whose], view.columns.values(), rows),
+        "",
+        *(f"- {note}" for note in notes),
+        *([""] if notes else []),
+    ])  # fmt: skip
+
+
+def markdown_rows(
+    corner: Sequence[str], columns: Iterable[str], rows: Iterable[Sequence[str]]
+) -> list[str]:
+    """A table in Markdown: headings of its first columns and of those with numbers, then rows."""
+    head = [*corner, *columns]
+    rule = f"|{'---|' * len(corner)}{'--:|' * (len(head) - len(corner))}"
+    first, *others = (f"| {' | '.join(row)} |" for row in (head, *rows))
+    return [first, rule, *others]
 
 
 def _short(cell: OurCell | None) -> str:
@@ -368,43 +400,15 @@ def _escape(text: str) -> str:
 
 def curve_lines(view: TableView) -> dict[str, list[RunRecord]]:
     """Runs of each model by number of networks; the model with the highest end comes first."""
-    lines = {}
-    for row in view.rows:
-        cells = [view.ours.get((row, column)) for column in view.columns]
-        records = [
-            cell.record
-            for cell in cells
-            if cell is not None and cell.value is not None
-            if isinstance(cell.record.selection.get("train"), int)
-        ]
-        if records:
-            lines[row] = records
+    lines: dict[str, list[RunRecord]] = {}
+    for row, column in itertools.product(view.rows, view.columns):
+        cell = view.ours.get((row, column))
+        if cell and cell.value is not None and isinstance(cell.record.selection.get("train"), int):
+            lines.setdefault(row, []).append(cell.record)
     return dict(sorted(lines.items(), key=lambda line: -line[1][-1].summary["tau"]))
-
-
-def kind_records(record: RunRecord) -> Iterator[tuple[str, str, RunRecord]]:
-    """Row, column and record of each size, as if only its networks had been tested."""
-    table = record.table or {}
-    row, column = str(table.get("row")), str(table.get("column"))
-    if record.status != "done":
-        yield row, column, record
-        return
-    if column == LEFT_OUT:
-        yield row, column, _of_kind(record, record.summary.get(LEFT_OUT, {}).get(row, {}))
-        return
-    for kind, figures in record.summary.get("kinds", {}).items():
-        yield kind, column, _of_kind(record, figures)
-    yield ALL_KINDS, column, record
-    mean = {"tau": record.summary.get("tau_within")}
-    yield WITHIN, column, replace(record, summary=mean)
 
 
 def is_variant(record: RunRecord) -> bool:
     """Whether a run of the mixed table is not the full model on all sizes."""
     table = record.table or {}
     return table.get("table") == MIXED.topic and table.get("column") != WHOLE
-
-
-def _of_kind(record: RunRecord, figures: Mapping[str, Any]) -> RunRecord:
-    selection = {**record.selection, "test": figures.get("networks")}
-    return replace(record, summary=dict(figures), selection=selection)
