@@ -87,6 +87,6 @@ def test_what_cannot_be_is_refused(tmp_path):
 
 
 def test_networks_that_were_trained_on_are_refused(rankings, out, tmp_path):
+    folder = out / "cells" / "transfer-invariant_mlp-home"
     with pytest.raises(RunError, match=r"136 networks of runs that .* was trained on or selected"):
-        folder = out / "cells" / "transfer-invariant_mlp-home"
         transfer(folder, ["mnist-sample"], tmp_path, seeds=[0])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.paper.numbers import (
     LEARNING_CURVE,
     MIXED,
@@ -24,7 +25,7 @@ from transformer_nfn.paper.numbers import (
 from transformer_nfn.paper.table_text import (
     TableView,
     check_topic,
-    finite,
+    highest_first,
     is_variant,
     lay_out,
     mean_tau,
@@ -74,6 +75,12 @@ class Run:
         return Target.from_json(self.record.target, str(self.folder / RUN_FILE))
 
     @property
+    def rank(self) -> float:
+        """Sorts the highest τ first, and runs without one last."""
+        tau = mean_tau(self.record)[0]
+        return 2.0 if tau is None else -tau
+
+    @property
     def own(self) -> bool:
         """Whether the networks are checkpoints of any family."""
         return "families" in self.record.zoo
@@ -93,11 +100,7 @@ class Run:
     def sample(self) -> tuple[Any, ...]:
         """The choice of networks; equal for comparable runs."""
         chosen = self.record.selection
-        return (
-            self.percent,
-            chosen.get("min_accuracy") or None,
-            chosen.get("augment"),
-        )
+        return self.percent, chosen.get("min_accuracy") or None, chosen.get("augment")
 
     @cached_property
     def tested(self) -> Columns | None:
@@ -136,9 +139,7 @@ class Run:
     def log(self) -> list[dict[str, Any]]:
         """The lines of the training log, empty where there is none."""
         path = self.folder / LOG_FILE
-        if not path.is_file():
-            return []
-        return read_log(path)
+        return read_log(path) if path.is_file() else []
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class ZooStudy:
     @property
     def finished(self) -> list[Run]:
         """The compared runs that have a result, best first."""
-        return sorted((run for run in self.main if run.done), key=lambda run: _rank(run.record))
+        return sorted((run for run in self.main if run.done), key=lambda run: run.rank)
 
     @property
     def best(self) -> Run | None:
@@ -173,7 +174,7 @@ class ZooStudy:
     def by_size(self) -> dict[str, list[RunRecord]]:
         """Runs of each model by number of training networks, where there are several.
 
-        The model that ends highest comes first.
+        In the order of `highest_first`.
         """
         if not self.main:
             return {}
@@ -187,8 +188,7 @@ class ZooStudy:
         sizes = {train for runs in by_model.values() for train in runs}
         if len(sizes) < 2:
             return {}
-        order = sorted(by_model, key=lambda model: _rank(by_model[model][max(by_model[model])]))
-        return {model: [by_model[model][n] for n in sorted(by_model[model])] for model in order}
+        return highest_first({m: [runs[n] for n in sorted(runs)] for m, runs in by_model.items()})
 
 
 @dataclass(frozen=True)
@@ -221,21 +221,16 @@ def gather(folders: Iterable[Path]) -> Study:
     by_zoo: dict[str, list[Run]] = {}
     for run in runs:
         by_zoo.setdefault(run.label, []).append(run)
+
+    def filled(name: str) -> list[TableView]:
+        return [view for view in lay_out(name, [run.record for run in runs]) if view.ours]
+
     return Study(
         runs=runs,
         others=others,
         zoos=[ZooStudy(label, group, _compared(group)) for label, group in by_zoo.items()],
-        tables=[
-            view
-            for name in (*PAPER_TABLES, MIXED.name)
-            for view in lay_out(name, [run.record for run in runs])
-            if view.ours
-        ],
-        curves={
-            view.zoo: view
-            for view in lay_out(LEARNING_CURVE.name, [run.record for run in runs])
-            if view.ours
-        },
+        tables=[view for name in (*PAPER_TABLES, MIXED.name) for view in filled(name)],
+        curves={view.zoo: view for view in filled(LEARNING_CURVE.name)},
     )
 
 
@@ -270,23 +265,11 @@ def _varies(run: Run) -> bool:
     return table is not None and (table.get("table") in _VARIANTS or is_variant(run.record))
 
 
-def _rank(record: RunRecord) -> float:
-    tau = mean_tau(record)[0]
-    return 2.0 if tau is None else -tau
-
-
 def _check(folder: Path, record: RunRecord) -> None:
+    fields = Fields(record.selection, str(folder / RUN_FILE), RunError, "selection")
     for name in ("train", "val", "test"):
-        value = record.selection.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise _not_selected(folder, name, "a whole number", value)
+        if fields.has(name):
+            fields.whole(name)
     for name in ("percent", "min_accuracy", "augment"):
-        value = record.selection.get(name)
-        if value is not None and finite(value) is None:
-            raise _not_selected(folder, name, "a number", value)
-
-
-def _not_selected(folder: Path, name: str, expected: str, found: Any) -> RunError:
-    return RunError(
-        f"'{folder / RUN_FILE}': 'selection.{name}' expected {expected}, found {found!r}"
-    )
+        if fields.has(name):
+            fields.number(name)

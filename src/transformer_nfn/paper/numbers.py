@@ -43,6 +43,18 @@ class Number:
     text: str
 
 
+NOTHING = "–"
+"""What stands where there is no number."""
+
+
+def mean_text(value: float | None, error: float | None = None) -> str:
+    """``0.905 ± 0.002``, without the error where there is one seed only."""
+    if value is None or value != value:
+        return NOTHING
+    text = f"{value:.3f}".replace("-", "−")
+    return text if error is None or error != error else f"{text} ± {error:.3f}"
+
+
 CHANGE = "change"
 """Column of table 7 that the paper lacks, see `largest_change`."""
 

@@ -19,6 +19,7 @@ from transformer_nfn.paper.numbers import (
     LEFT_OUT,
     MIXED,
     MODEL_NAMES,
+    NOTHING,
     TABLE_5,
     TABLE_7,
     TESTED,
@@ -28,6 +29,7 @@ from transformer_nfn.paper.numbers import (
     WITHIN,
     PaperTable,
     largest_change,
+    mean_text,
     model_name,
     table_named,
     table_of,
@@ -36,7 +38,6 @@ from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RUN_FILE, RunError, Ru
 
 ALL_NETWORKS = "all"
 SEEDS_TOGETHER = "seeds together"
-_NOTHING = "–"
 Key = TypeVar("Key")
 
 
@@ -87,9 +88,9 @@ class TableView:
         texts = []
         for column in self.columns:
             every = {r: cell.together for (r, at), cell in self.ours.items() if at == column}
-            text = mean_text(every.get(row), None)
+            text = mean_text(every.get(row))
             texts.append(f"**{text}**" if row in best_keys(every) else text)
-        return texts if any(text != _NOTHING for text in texts) else []
+        return texts if any(text != NOTHING for text in texts) else []
 
     def reasons(self) -> list[str]:
         """A sentence for each cell without a number."""
@@ -205,14 +206,6 @@ def zoo_size(zoo: Mapping[str, Any]) -> int | None:
     return None
 
 
-def mean_text(value: float | None, error: float | None) -> str:
-    """``0.905 ± 0.002``, without the error where there is one seed only."""
-    if value is None or value != value:
-        return _NOTHING
-    text = f"{value:.3f}".replace("-", "−")
-    return text if error is None or error != error else f"{text} ± {error:.3f}"
-
-
 def markdown_table(name: str, records: list[RunRecord]) -> str:
     """A table in Markdown: our row, and under it the paper's."""
     return "\n".join(_markdown(view) for view in lay_out(name, records))
@@ -305,7 +298,7 @@ def _tau_cell(record: RunRecord) -> OurCell:
 
 
 def _count_cell(record: RunRecord, count: int | None) -> OurCell:
-    return OurCell(record, count, None, _NOTHING if count is None else f"{count:,}")
+    return OurCell(record, count, None, NOTHING if count is None else f"{count:,}")
 
 
 def _agreement(record: RunRecord) -> Mapping[str, Any]:
@@ -361,11 +354,11 @@ def _markdown(view: TableView) -> str:
             text = _short(view.ours.get((row, column)))
             ours.append(f"**{text}**" if row in view.best(column) else text)
             printed = view.paper.cell(row, column)
-            theirs.append(f"*{printed.text}*" if printed else _NOTHING)
+            theirs.append(f"*{printed.text}*" if printed else NOTHING)
         rows.append(ours)
         if together := view.together(row):
             rows.append([*whose, SEEDS_TOGETHER, *together])
-        if any(text != _NOTHING for text in theirs[2:]):
+        if any(text != NOTHING for text in theirs[2:]):
             rows.append(theirs)
     notes = [*([paper.note] if paper.note else []), *view.agreements(), *view.reasons()]
     return "\n".join([
@@ -390,7 +383,7 @@ def markdown_rows(
 
 def _short(cell: OurCell | None) -> str:
     if cell is None:
-        return _NOTHING
+        return NOTHING
     return _escape(cell.reason.partition(":")[0]) if cell.reason else cell.text
 
 
@@ -399,12 +392,17 @@ def _escape(text: str) -> str:
 
 
 def curve_lines(view: TableView) -> dict[str, list[RunRecord]]:
-    """Runs of each model by number of networks; the model with the highest end comes first."""
+    """Runs of each model by number of networks, `highest_first`."""
     lines: dict[str, list[RunRecord]] = {}
     for row, column in itertools.product(view.rows, view.columns):
         cell = view.ours.get((row, column))
         if cell and cell.value is not None and isinstance(cell.record.selection.get("train"), int):
             lines.setdefault(row, []).append(cell.record)
+    return highest_first(lines)
+
+
+def highest_first(lines: Mapping[str, list[RunRecord]]) -> dict[str, list[RunRecord]]:
+    """The same lines, that with the highest τ at its end first."""
     return dict(sorted(lines.items(), key=lambda line: -line[1][-1].summary["tau"]))
 
 

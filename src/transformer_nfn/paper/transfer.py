@@ -18,12 +18,11 @@ from transformer_nfn.io.files import write_parquet, write_text
 from transformer_nfn.models import Network, WholeNetwork
 from transformer_nfn.models.whole_network.probes import MAX_TOKENS
 from transformer_nfn.paper.cells import Cell, fill_cell
-from transformer_nfn.paper.numbers import TRANSFER, model_name
+from transformer_nfn.paper.numbers import TRANSFER, mean_text, model_name
 from transformer_nfn.paper.table_text import (
     SEEDS_TOGETHER,
     markdown_rows,
     mean_tau,
-    mean_text,
     seeds_together,
     zoo_label,
 )
@@ -266,6 +265,6 @@ def _of_home(home: str, rankings: Sequence[Ranking], zoos: Sequence[str]) -> lis
         texts = [mean_text(r.tau, r.error) if r.status == "done" else "cannot read" for r in cells]
         rows.append([row, *texts])
         if any(r.together is not None for r in cells):
-            rows.append([SEEDS_TOGETHER, *(mean_text(r.together, None) for r in cells)])
+            rows.append([SEEDS_TOGETHER, *(mean_text(r.together) for r in cells)])
     table = markdown_rows(["Model"], [at_home, *columns], rows)
     return [f"Trained on: {home}.", "", *table]

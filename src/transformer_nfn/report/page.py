@@ -16,7 +16,8 @@ from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.files import write_text
 from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.paper.gather import ABOUT, Run, Study, gather
-from transformer_nfn.paper.table_text import mean_tau, mean_text, zoo_seeds, zoo_size
+from transformer_nfn.paper.numbers import mean_text
+from transformer_nfn.paper.table_text import mean_tau, zoo_seeds, zoo_size
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.report import tables
 from transformer_nfn.report.chart_data import as_script, study_data, zoo_data

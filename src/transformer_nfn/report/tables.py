@@ -11,13 +11,13 @@ import numpy as np
 
 from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.paper.gather import Run, ZooStudy
+from transformer_nfn.paper.numbers import mean_text
 from transformer_nfn.paper.table_text import (
     OurCell,
     TableView,
     best_keys,
     finite,
     mean_tau,
-    mean_text,
     seeds_together,
     zoo_seeds,
 )
