@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -38,25 +37,27 @@ def counting_bar(console: Console) -> Progress:
     )
 
 
-def count_one(
-    bar: Progress, task: TaskID, what: str, line: Mapping[str, Any], said: str | None
-) -> None:
-    """Tells of one of several trainings: what came out of it, or which epoch it is in.
+@contextmanager
+def trainings_bar(
+    what: str, total: int, *, quiet: bool = False
+) -> Iterator[Callable[[str, Mapping[str, Any]], None]]:
+    """A bar over several trainings, moved by the name of one and a line of its progress.
 
-    Args:
-        bar: from `counting_bar`.
-        task: of the bar.
-        what: is trained.
-        line: what its training reports.
-        said: what came out; None while it goes on.
+    Its last line has ``result``, a text that is printed.
     """
-    if said is not None:
-        bar.console.print(f"{what}: {said}", highlight=False)
-        bar.advance(task)
-    elif "note" in line:
-        bar.update(task, note=f"{what}, {line['note']}")
-    elif "epoch" in line:
-        bar.update(task, note=f"{what}, epoch {line['epoch']}/{line['epochs']}")
+    with counting_bar(Console(stderr=True, quiet=quiet)) as bar:
+        task = bar.add_task(what, total=total, note="")
+
+        def report(name: str, line: Mapping[str, Any]) -> None:
+            if "result" in line:
+                bar.console.print(f"{name}: {line['result']}", highlight=False)
+                bar.advance(task)
+            elif "note" in line:
+                bar.update(task, note=f"{name}, {line['note']}")
+            elif "epoch" in line:
+                bar.update(task, note=f"{name}, epoch {line['epoch']}/{line['epochs']}")
+
+        yield report
 
 
 @contextmanager

@@ -7,7 +7,7 @@ disk that every node sees. A worker that dies is replaced and resumes from its s
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -163,29 +163,23 @@ def fill_cells_on_ray(
     how: dict[str, Any],
     *,
     address: str | None = None,
-    progress: Callable[[Cell, dict[str, Any]], None] | None = None,
-) -> list[RunRecord]:
-    """Fill every cell, as many at once as the cluster has room for; in the order of ``cells``.
+) -> Iterator[tuple[Cell, RunRecord]]:
+    """Fill every cell, as many at once as the cluster has room for; as they are finished.
 
     Args:
         zoo_path, cells, out: see `fill_cell`.
         how: its other arguments.
         address: address of the cluster; None starts one on this machine, unless Ray runs already.
-        progress: called with each finished cell.
     """
     with ray_cluster(address, RunError) as ray:
         task = one_core_task(ray, fill_cell, int("cuda" in how["device"]), RETRIES)
         where = zoo_path.resolve(), out.resolve()
         waiting = {task.remote(where[0], cell, where[1], **how): cell for cell in cells}
-        records: dict[str, RunRecord] = {}
         while waiting:
             (done,), _ = ray.wait(list(waiting), num_returns=1)
             cell = waiting.pop(done)
             lost = f"cell '{cell.folder}' was lost on the cluster"
-            records[cell.folder] = task_result(ray, done, RunError, lost)
-            if progress is not None:
-                progress(cell, {"done": True, "record": records[cell.folder]})
-        return [records[cell.folder] for cell in cells]
+            yield cell, task_result(ray, done, RunError, lost)
 
 
 def disguised(data: Dataset, bound: float, seed: int) -> Dataset:

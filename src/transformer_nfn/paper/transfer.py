@@ -90,7 +90,7 @@ _LABELS = {
     "invariant_boosting:whole": "Boosting on whole invariants",
     "invariant_mlp:whole": "MLP on whole invariants",
 }
-Progress = Callable[[str, dict[str, Any]], None]
+Progress = Callable[[str, Mapping[str, Any]], None]
 
 
 def transfer(
@@ -139,7 +139,8 @@ def transfer(
             own = [replace(r, row=f"{r.row} ({folder.name})") for r in own]
         rankings += own
         if progress is not None:
-            progress(own[0].row, {"rankings": own})
+            taus = [r.status if r.tau is None else f"τ {r.tau:.3f}" for r in own]
+            progress(own[0].row, {"result": ", ".join(taus)})
     write_text(out / f"{NAME}.md", transfer_markdown(rankings))
     columns = {name: [getattr(r, name) for r in rankings] for name in Ranking.__annotations__}
     write_parquet(out / f"{NAME}.parquet", columns, RunError)

@@ -11,7 +11,6 @@ import numpy as np
 from transformer_nfn.paper.gather import Run, Study, model_order
 from transformer_nfn.paper.numbers import model_name
 from transformer_nfn.paper.table_text import (
-    OurCell,
     TableView,
     curve_lines,
     finite,
@@ -155,16 +154,15 @@ def _view_data(view: TableView) -> dict[str, Any]:
         "quantity": view.paper.quantity,
         "rows": list(view.rows),
         "columns": list(view.columns),
-        "cells": [_cell_data(*key, cell) for key, cell in view.ours.items()],
-    }
-
-
-def _cell_data(row: str, column: str, cell: OurCell) -> dict[str, Any]:
-    return {
-        "row": row,
-        "column": column,
-        "taus": _seed_taus(cell.record) if cell.record.status == "done" else [],
-        "parameters": cell.record.num_parameters,
+        "cells": [
+            {
+                "row": row,
+                "column": column,
+                "taus": _seed_taus(cell.record) if cell.record.status == "done" else [],
+                "parameters": cell.record.num_parameters,
+            }
+            for (row, column), cell in view.ours.items()
+        ],
     }
 
 

@@ -67,17 +67,12 @@ def table(
     """A table in a box that scrolls on narrow pages; cells are HTML."""
     heading = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     after = f'<p class="note">{note}</p>' if note else ""
-    label = escape(plain_text(caption))
+    label = escape(re.sub("<[^>]*>", "", caption))
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
         f'<table class="{kind}"><caption><span>{caption}</span></caption>'
         f"<thead><tr>{heading}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{after}"
     )
-
-
-def plain_text(html: str) -> str:
-    """The text of simple HTML, for a label."""
-    return re.sub("<[^>]*>", "", html)
 
 
 def models_table(tested: HeldOut) -> str:

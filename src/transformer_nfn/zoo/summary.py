@@ -130,22 +130,6 @@ def _bars(axes: Axes, accuracy: np.ndarray, bins: int, **style: Any) -> None:
     axes.grid(visible=False, axis="x")
 
 
-def paint_accuracies(
-    figure: Figure, zoo: Zoo | ModelZoo, bins: int = 20, color: str | None = None
-) -> None:
-    """Draw the histogram on a figure, counts in log scale."""
-    axes, column = figure.subplots(), TEST_ACCURACY
-    if isinstance(zoo, ModelZoo):
-        column, name = needed_accuracies(zoo), zoo.path.name
-        title = f"{name}: {len(zoo):,} networks"
-    else:
-        name = task_title(zoo.metadata["task"]["name"])
-        title = f"{name}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}"
-    _bars(axes, zoo.table[column], bins, color=color, edgecolor="white", linewidth=0.8)
-    axes.set(xlabel=f"{column.replace('_', ' ')} (%)", ylabel="networks (log scale)")
-    axes.set_title(title, loc="left")
-
-
 def needed_accuracies(zoo: ModelZoo) -> str:
     """The column of a zoo of checkpoints with their accuracies; an error if it has none."""
     column = accuracy_column(zoo.targets)
@@ -157,32 +141,35 @@ def needed_accuracies(zoo: ModelZoo) -> str:
     return column
 
 
-def _paint_groups(figure: Figure, mixed: MixedZoo, bins: int) -> None:
-    """Draw a small histogram of each size group, all on the same axes."""
-    columns = min(len(mixed.zoos), COLUMNS)
-    lines = -(-len(mixed.zoos) // columns)
-    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
-    panels = list(grid.flat)
-    for axes, (name, zoo) in zip(panels, mixed.zoos.items(), strict=False):
-        _bars(axes, zoo.table[TEST_ACCURACY], bins)
-        axes.set_title(f"{name}: {len(zoo):,}", loc="left", fontsize="small")
-    for axes in panels[len(mixed.zoos) :]:
+def paint_accuracies(
+    figure: Figure, zoo: Zoo | MixedZoo | ModelZoo, bins: int = 20, color: str | None = None
+) -> None:
+    """Draw the histogram on a figure, counts in log scale; of a mixed zoo one for each size."""
+    column, zoos = TEST_ACCURACY, zoo.zoos if isinstance(zoo, MixedZoo) else {"": zoo}
+    if isinstance(zoo, ModelZoo):
+        column, title = needed_accuracies(zoo), f"{zoo.path.name}: {len(zoo):,} networks"
+    else:
+        task = zoo.task if isinstance(zoo, MixedZoo) else zoo.metadata["task"]["name"]
+        title = f"{task_title(task)}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}"
+    lines, columns = -(-len(zoos) // COLUMNS), min(len(zoos), COLUMNS)
+    panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes, (name, each) in zip(panels, zoos.items(), strict=False):
+        _bars(axes, each.table[column], bins, color=color, edgecolor="white", linewidth=0.8)
+        axes.set_title(f"{name}: {len(each):,}" if name else "", loc="left", fontsize="small")
+    for axes in panels[len(zoos) :]:
         axes.set_visible(False)
-    figure.supxlabel("test accuracy (%)")
+    figure.supxlabel(f"{column.replace('_', ' ')} (%)")
     figure.supylabel("networks (log scale)")
-    title = f"{task_title(mixed.task)}: {len(mixed):,} checkpoints, {seeds_text(mixed.seeds)}"
     figure.suptitle(title)
 
 
 def plot_accuracies(zoo: Zoo | MixedZoo | ModelZoo, out: Path, bins: int) -> Path:
     """Draw the histogram into ``out``, a png, pdf or svg by its suffix."""
+    size = (5.0, 3.2)
     if isinstance(zoo, MixedZoo):
         if not zoo.zoos:
             raise ZooError(f"'{zoo.path}' has no networks to plot yet")
-        lines = -(-len(zoo.zoos) // COLUMNS)
-        figure = blank_figure(9, 1.2 + 1.5 * lines, ZooError, "a plot")
-        _paint_groups(figure, zoo, bins)
-    else:
-        figure = blank_figure(5, 3.2, ZooError, "a plot")
-        paint_accuracies(figure, zoo, bins)
+        size = (9.0, 1.2 + 1.5 * -(-len(zoo.zoos) // COLUMNS))
+    figure = blank_figure(*size, ZooError, "a plot")
+    paint_accuracies(figure, zoo, bins)
     return save_figure(figure, out, ZooError)
