@@ -86,23 +86,14 @@ class Cell:
         return f"{self.topic}-{safe}"
 
 
-class PartsCache:
-    """The networks of the last selection, so that all models of a column read them once."""
-
-    def __init__(self) -> None:
-        self._key: tuple[Any, ...] | None = None
-        self._parts: Parts | SizeGroups | None = None
-
-    def get(self, path: Path, cell: Cell, percent: int | None, device: str) -> Parts | SizeGroups:
-        """The networks of a cell, on the device."""
-        selection = cell.selection(percent)
-        key = (path, selection, cell.bound, device)
-        if key != self._key or self._parts is None:
-            parts = load_networks(open_task_zoo(path), selection)
-            if cell.bound is not None and isinstance(parts, Parts):
-                parts = augmented(parts, cell.bound)
-            self._key, self._parts = key, parts.to(device)
-        return self._parts
+def cell_networks(
+    path: Path, selection: Selection, bound: float | None, device: str
+) -> Parts | SizeGroups:
+    """The networks of a cell, on the device."""
+    parts = load_networks(open_task_zoo(path), selection)
+    if bound is not None and isinstance(parts, Parts):
+        parts = augmented(parts, bound)
+    return parts.to(device)
 
 
 def fill_cell(
@@ -114,18 +105,23 @@ def fill_cell(
     epochs: int | None,
     percent: int | None,
     device: str,
-    cache: PartsCache | None = None,
+    read: Callable[..., Parts | SizeGroups] = cell_networks,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> RunRecord:
-    """Train and measure one cell, or read it if it is finished."""
+    """Train and measure one cell, or read it if it is finished.
+
+    Args:
+        read: `cell_networks`, or a cached form of it, so that cells of a column read once.
+    """
     protocol = Protocol.of(cell.model, epochs)
     folder = out / "cells" / cell.folder
     table = {"table": cell.topic, "row": cell.row, "column": cell.column}
     about = describe_zoo(open_task_zoo(zoo_path))
-    selection = cell.selection(percent).to_json(augment=cell.bound)
+    chosen = cell.selection(percent)
+    selection = chosen.to_json(augment=cell.bound)
     untrained = RunRecord(cell.model, about, selection, protocol.to_json(), table=table)
     try:
-        parts = (cache or PartsCache()).get(zoo_path, cell, percent, device)
+        parts = read(zoo_path, chosen, cell.bound, device)
     except RunError as error:
         if not str(error).startswith(NOT_ENOUGH):
             raise

@@ -95,7 +95,7 @@ def prediction_scatter(folders: list[Path], stem: Path) -> list[Path]:
     """
     sheets = []
     for zoo in gather(folders).zoos:
-        runs = [run for run in zoo.finished if run.tested is not None and len(run.tested["row"])]
+        runs = [run for run in zoo.finished if len(run.part("test")["row"])]
         if not runs:
             continue
         across = min(4, len(runs))
@@ -108,7 +108,7 @@ def prediction_scatter(folders: list[Path], stem: Path) -> list[Path]:
 def _paint_panels(figure: Figure, runs: list[Any], across: int, down: int, label: str) -> None:
     grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
     for place, run in zip(grid.flat, runs, strict=False):
-        part = run.tested
+        part = run.part("test")
         first = part["seed"] == part["seed"].min()
         _panel(place, {key: values[first] for key, values in part.items()})
         scores = [s for s in run.record.seeds if s.get("seed") == part["seed"].min()]

@@ -49,6 +49,9 @@ ABOUT = "reports are about accuracies, which are numbers from 0 to 1 in a column
 # Tables whose cells change the predictor itself are never compared.
 _VARIANTS = (TABLE_3.topic, TABLE_5.topic, TABLE_6.topic, TRANSFER)
 _NEEDED = ("seed", "split", "row", "accuracy", "predicted")
+# A predictor may leave the range of accuracies, though not by far.
+_FAR = (-1000.0, 1000.0)
+_BOUNDS = {"accuracy": (0.0, 1.0), "predicted": _FAR, "low": _FAR, "high": _FAR}
 Columns = dict[str, np.ndarray]
 
 
@@ -102,32 +105,42 @@ class Run:
         chosen = self.record.selection
         return self.percent, chosen.get("min_accuracy") or None, chosen.get("augment")
 
-    @cached_property
-    def tested(self) -> Columns | None:
-        """Predictions on the test parts of all seeds, None where none were kept."""
-        everything = self.predictions
-        if everything is None:
-            return None
-        chosen = (everything["split"] == "test") & np.isfinite(everything["accuracy"])
-        chosen &= np.isfinite(everything["predicted"])
-        return {key: values[chosen] for key, values in everything.items()}
+    def part(self, split: str) -> Columns:
+        """Predictions of all seeds on a part, ``val`` or ``test``; no rows where none were kept."""
+        columns = self.predictions
+        chosen = (columns["split"] == split) & np.isfinite(columns["accuracy"])
+        if split == "test":
+            chosen &= np.isfinite(columns["predicted"])
+        return {key: values[chosen] for key, values in columns.items()}
 
     @cached_property
-    def predictions(self) -> Columns | None:
+    def predictions(self) -> Columns:
         """All predictions of a finished run, with every column that the report needs."""
         path = self.folder / PREDICTIONS_FILE
         if not self.done or not path.exists():
-            return None
+            return {name: np.zeros(0) for name in (*_NEEDED, *_BOUNDS)}
         columns = read_predictions(self.folder)
-        missing = [name for name in _NEEDED if name not in columns]
-        if missing:
+        if missing := [name for name in _NEEDED if name not in columns]:
             raise RunError(f"'{path}' has no column '{missing[0]}'")
-        for name in ("accuracy", "predicted", "low", "high"):
+        for name in ("row", "seed"):
+            if not np.issubdtype(columns[name].dtype, np.integer):
+                raise RunError(
+                    f"'{path}': expected whole numbers in column '{name}', found "
+                    f"{columns[name].dtype}"
+                )
+        for name, (low, high) in _BOUNDS.items():
             given = columns.get(name, np.full(len(columns["row"]), np.nan))
             try:
                 columns[name] = given.astype(float)
             except (TypeError, ValueError) as error:
                 raise RunError(f"'{path}': column '{name}' is not of numbers") from error
+            finite = columns[name][np.isfinite(columns[name])]
+            outside = finite[(finite < low) | (finite > high)]
+            if len(outside):
+                raise RunError(
+                    f"'{path}': expected {low:g} to {high:g} in column '{name}', found "
+                    f"{outside[0]:g}"
+                )
         for name in CONFIGURATION:
             columns.setdefault(name, np.full(len(columns["row"]), None, dtype=object))
         if "kind" in columns and "run" in columns:  # run names are unique within a size only

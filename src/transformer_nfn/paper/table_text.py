@@ -321,9 +321,9 @@ def _add_changes(view: TableView) -> None:
     for row in view.rows:
         cells = [view.ours.get((row, column)) for column in view.paper.columns]
         change = largest_change([cell.value if cell else None for cell in cells])
-        known = next((cell for cell in cells if cell), None)
-        if change is not None and known is not None:
-            view.ours[row, CHANGE] = OurCell(known.record, change.value, None, change.text)
+        if change is not None:
+            record = next(cell.record for cell in cells if cell)
+            view.ours[row, CHANGE] = OurCell(record, change.value, None, change.text)
 
 
 def _arrange_curve(view: TableView) -> None:

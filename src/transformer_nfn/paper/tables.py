@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from transformer_nfn.io.files import write_parquet, write_text
 from transformer_nfn.known_tasks import KNOWN_TASKS, task_title
-from transformer_nfn.paper.cells import Cell, PartsCache, fill_cell, fill_cells_on_ray
+from transformer_nfn.paper.cells import Cell, cell_networks, fill_cell, fill_cells_on_ray
 from transformer_nfn.paper.numbers import (
     ALL_KINDS,
     INVARIANTS,
@@ -37,7 +37,6 @@ from transformer_nfn.prediction.data import PERCENT, count_training
 from transformer_nfn.prediction.predictors import PAPER_MODELS
 from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
 
-THRESHOLDS = {"all": 0.0, "0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8}
 EXTRA_MODELS = ("invariant_boosting", "invariant_mlp", "whole_network")
 SMALLEST = 64
 """Fewest training networks of a learning curve."""
@@ -104,8 +103,8 @@ def table_cells(
     text = task in KNOWN_TASKS and not KNOWN_TASKS[task].patch
     if table in (TABLE_1, TABLE_2):
         return [
-            Cell(topic, model, column, model, min_accuracy=least)
-            for column, least in THRESHOLDS.items()
+            Cell(topic, model, column, model, min_accuracy=float(column.replace("all", "0")))
+            for column in table.columns
             for model in chosen
         ]
     if table is TABLE_3:
@@ -229,7 +228,8 @@ def reproduce(
     if engine == "ray":
         filled = fill_cells_on_ray(zoo_path, cells, out, how, address=address)
     elif engine == "local":
-        how["cache"], told = PartsCache(), progress or (lambda cell, line: None)
+        how["read"] = lru_cache(maxsize=1)(cell_networks)
+        told = progress or (lambda cell, line: None)
         filled = (
             (cell, fill_cell(zoo_path, cell, out, report=partial(told, cell), **how))
             for cell in cells

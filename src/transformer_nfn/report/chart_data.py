@@ -56,7 +56,7 @@ def zoo_data(tested: HeldOut, curve: TableView | None = None) -> dict[str, Any]:
             "accuracy": networks.accuracy.tolist(),
             "settings": {name: networks.configuration[name] for name in networks.settings},
         },
-        "validation": networks.validation.tolist(),
+        "validation": sorted(networks.validation),
         "everything": None if everything is None else np.round(everything, 6).tolist(),
         "histogram": histogram(networks.accuracy if everything is None else everything),
         "sizes": _lines(zoo.by_size() if curve is None else curve_lines(curve)),
