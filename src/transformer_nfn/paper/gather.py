@@ -20,15 +20,16 @@ from transformer_nfn.paper.numbers import (
     TABLE_5,
     TABLE_6,
     TRANSFER,
+    WHOLE,
     model_name,
 )
 from transformer_nfn.paper.table_text import (
     TableView,
     check_topic,
     highest_first,
-    is_variant,
     lay_out,
     mean_tau,
+    place,
     zoo_label,
 )
 from transformer_nfn.prediction.runs import (
@@ -274,8 +275,9 @@ def _compared(runs: list[Run]) -> list[Run]:
 
 
 def _varies(run: Run) -> bool:
-    table = run.record.table
-    return table is not None and (table.get("table") in _VARIANTS or is_variant(run.record))
+    """Whether a run is another predictor than its model by default, or part of one."""
+    topic, _, column = place(run.record)
+    return topic in _VARIANTS or (topic == MIXED.topic and column != WHOLE)
 
 
 def _check(folder: Path, record: RunRecord) -> None:

@@ -25,7 +25,6 @@ from transformer_nfn.paper.numbers import (
     TESTED,
     TESTED_LEFT_OUT,
     TOPICS,
-    WHOLE,
     WITHIN,
     PaperTable,
     largest_change,
@@ -116,7 +115,7 @@ class TableView:
 
 def check_topic(record: RunRecord, folder: Path) -> None:
     """Reject the cell of a table that is filed under no topic, such as under an old number."""
-    topic = None if record.table is None else record.table.get("table")
+    topic, _, _ = place(record)
     if record.table is not None and topic not in TOPICS:
         raise RunError(
             f"'{folder / RUN_FILE}': 'table.table' expected one of {', '.join(TOPICS)}, found "
@@ -133,8 +132,7 @@ def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
     paper = table_named(name)
     views: dict[str, TableView] = {}
     for record in records:
-        topic = str((record.table or {}).get("table"))
-        if table_of(topic, record.zoo.get("task")) is not paper:
+        if table_of(place(record)[0], record.zoo.get("task")) is not paper:
             continue
         zoo = zoo_label(record)
         if paper.by_task:
@@ -255,7 +253,7 @@ def _cells_of(paper: PaperTable, record: RunRecord) -> list[tuple[str, str, OurC
     """The cells of a record: one, or two where the table has parameters too."""
     if paper.name == MIXED.name:
         return _cells_of_kinds(record)
-    row, column = _place(record)
+    _, row, column = place(record)
     size = _count_cell(record, record.num_parameters)
     if paper is TABLE_5:
         return [(row, "tau", _tau_cell(record)), (row, "parameters", size)]
@@ -264,7 +262,7 @@ def _cells_of(paper: PaperTable, record: RunRecord) -> list[tuple[str, str, OurC
 
 def _cells_of_kinds(record: RunRecord) -> list[tuple[str, str, OurCell]]:
     """A cell of τ for each size, as if only its networks had been tested, and their number."""
-    row, column = _place(record)
+    _, row, column = place(record)
     if record.status != "done":
         return [(row, column, _tau_cell(record))]
     summary, left_out = record.summary, column == LEFT_OUT
@@ -287,10 +285,11 @@ def _cells_of_kinds(record: RunRecord) -> list[tuple[str, str, OurCell]]:
     return found
 
 
-def _place(record: RunRecord) -> tuple[str, str]:
-    """Row and column of a record."""
+def place(record: RunRecord) -> tuple[str, str, str]:
+    """Topic, row and column of the cell that a run fills; empty texts for other runs."""
     table = record.table or {}
-    return str(table.get("row")), str(table.get("column"))
+    topic, row, column = (str(table.get(key, "")) for key in ("table", "row", "column"))
+    return topic, row, column
 
 
 def _tau_cell(record: RunRecord) -> OurCell:
@@ -404,9 +403,3 @@ def curve_lines(view: TableView) -> dict[str, list[RunRecord]]:
 def highest_first(lines: Mapping[str, list[RunRecord]]) -> dict[str, list[RunRecord]]:
     """The same lines, that with the highest τ at its end first."""
     return dict(sorted(lines.items(), key=lambda line: -line[1][-1].summary["tau"]))
-
-
-def is_variant(record: RunRecord) -> bool:
-    """Whether a run of the mixed table is not the full model on all sizes."""
-    table = record.table or {}
-    return table.get("table") == MIXED.topic and table.get("column") != WHOLE

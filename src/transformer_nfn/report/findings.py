@@ -197,18 +197,16 @@ def calibration(tested: HeldOut, run: Run) -> Calibration | None:
     model = tested.of(run)
     if model is None:
         return None
-    part = model.rows
-    known = np.isfinite(part.low) & np.isfinite(part.high)
+    part, accuracy = model.rows, tested.networks.accuracy
+    inside, truth = _inside(part, accuracy), accuracy[part.network]
+    known = np.isfinite(inside)
     if not known.any():
         return None
-    accuracy = tested.networks.accuracy[part.network][known]
-    low, high = part.low[known], part.high[known]
-    below, above = accuracy < low, accuracy > high
     return Calibration(
-        inside=float((~below & ~above).mean()),
-        below=float(below.mean()),
-        above=float(above.mean()),
-        width=float((high - low).mean()),
+        inside=float(inside[known].mean()),
+        below=float((truth < part.low)[known].mean()),
+        above=float((truth > part.high)[known].mean()),
+        width=float((part.high - part.low)[known].mean()),
         networks=len(np.unique(part.network[known])),
     )
 

@@ -367,9 +367,10 @@ def _facts(part: HeldOut) -> list[tuple[str, str]]:
     of_runs = [
         ("Their seeds", NOTHING if kind is None else quoted(seeds_text(kind))),
         ("Their checkpoints", f"<span data-quoted>{count(record.zoo.get('networks'))}</span>"),
-        ("Checkpoints read", _checkpoint(run.percent)),
+        ("Checkpoints read", "all" if run.percent is None
+         else quoted(f"at {run.percent:g} % of training")),
         ("Accuracy from", quoted(threshold(chosen.get("min_accuracy")))),
-    ]
+    ]  # fmt: skip
     return [
         ("Zoo", f"<code>{quoted(part.reference)}</code>"),
         ("Task", quoted(str(record.zoo.get("task", "unknown")))),
@@ -393,9 +394,3 @@ def _architecture(zoo: Mapping[str, Any]) -> str:
     families = [f"{count:,} {name}" for name, count in zoo.get("families", {}).items()]
     names = ", ".join(families or zoo.get("architectures", ()))
     return quoted(names) if names else NOTHING
-
-
-def _checkpoint(percent: Any) -> str:
-    if not isinstance(percent, int | float):
-        return "all"
-    return quoted(f"at {percent:g} % of training")

@@ -18,6 +18,7 @@ from transformer_nfn.paper.table_text import (
     best_keys,
     finite,
     mean_tau,
+    place,
     seeds_together,
     zoo_seeds,
 )
@@ -289,8 +290,7 @@ def runs_table(runs: list[Run]) -> str:
     rows = []
     for index, run in enumerate(runs):
         record, chosen = run.record, run.record.selection
-        cell = record.table or {}
-        where = " · ".join(str(cell[key]) for key in ("table", "row", "column") if key in cell)
+        where = " · ".join(filter(None, place(record)))
         tau = mean_text(*mean_tau(record))
         parts = " / ".join(count(chosen.get(part)) for part in ("train", "val", "test"))
         cells = [
