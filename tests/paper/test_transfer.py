@@ -81,6 +81,11 @@ def test_what_cannot_be_is_refused(tmp_path):
         ("there is no model 'mlp2'", "transfer", "mnist-sample", *to, "--models", "mlp2"),
         ("two zoos are called 'mnist-sample'", "transfer", "mnist-boosting", *to, *to),
         ("--to is for transfer", "table6", "mnist-sample", *to),
+        ("--leave-out is for mixed", "table1", "mnist-sample", "--leave-out", "w16-h2-d1"),
+        ("--sizes is for learning-curve", "table1", "mnist-sample", "--sizes", "64"),
+        ("--models is for table1, table2, table7, learning-curve, transfer, table3 has none",
+         "table3", "mnist-sample", "--models", "mlp"),
+        ("--address is for --engine ray", "table1", "mnist-sample", "--address", "auto"),
     ):
         assert_refused(message, "reproduce", *words, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
