@@ -22,7 +22,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 THINGS = "blocks?|grid|group|invariants|pseudocode|formulas|letters|form|models?"
 SOURCE = re.compile(rf"\bpaper\b(?!['’]s (?:whole )?(?:{THINGS})\b)", re.IGNORECASE)
 NAMES = re.compile(
-    r"(?:tables?|figures?|eqs?\.|theorems?|ICLR) \(?[\d.]+(?:(?:, | and | to |–)[\d.]+)*", re.IGNORECASE
+    r"(?:tables?|figures?|eqs?\.|theorems?|ICLR) \(?[\d.]+(?:(?:, | and | to |–)[\d.]+)*",
+    re.IGNORECASE,
 )
 REFERENCE = re.compile(r"<!-- paper:\S+ -->.*?<!-- /paper -->")
 

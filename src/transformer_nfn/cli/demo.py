@@ -172,9 +172,8 @@ def _build_zoos(
         for path, options in zoos.items()
         for shard in make_plan(path, options).folder.missing()
     ]
-    with counting_bar(console := Console(stderr=True)) as bar:
-        console.print(describe_path("auto", "cpu")[1], highlight=False)
-        task = bar.add_task("   groups of networks", total=len(jobs), note="")
+    with counting_bar("   groups of networks", len(jobs)) as (bar, task):
+        bar.console.print(describe_path("auto", "cpu")[1], highlight=False)
         for _ in _results(pool, _train_shard, jobs):
             bar.advance(task)
     # Writes the indices, after training what another process claimed and did not finish.

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
     from transformer_nfn.prediction.runs import RunRecord
 
 
-def counting_bar(console: Console) -> Progress:
-    """A bar with a count, a note and the time; its task has the field ``note``."""
-    return Progress(
+@contextmanager
+def counting_bar(
+    what: str, total: int = 1, note: str = "", *, quiet: bool = False
+) -> Iterator[tuple[Progress, TaskID]]:
+    """A bar with a count, a note and the time, and its task, which has the field ``note``."""
+    console = Console(stderr=True, quiet=quiet)
+    with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
@@ -34,7 +39,8 @@ def counting_bar(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,
-    )
+    ) as bar:
+        yield bar, bar.add_task(what, total=total, note=note)
 
 
 @contextmanager
@@ -45,8 +51,7 @@ def trainings_bar(
 
     Its last line has ``result``, a text that is printed.
     """
-    with counting_bar(Console(stderr=True, quiet=quiet)) as bar:
-        task = bar.add_task(what, total=total, note="")
+    with counting_bar(what, total, quiet=quiet) as (bar, task):
 
         def report(name: str, line: Mapping[str, Any]) -> None:
             if "result" in line:
@@ -63,9 +68,7 @@ def trainings_bar(
 @contextmanager
 def epochs_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A bar that moves with the epochs a training reports."""
-    console = Console(stderr=True, quiet=quiet)
-    with counting_bar(console) as bar:
-        task = bar.add_task(what, total=1, note="")
+    with counting_bar(what, quiet=quiet) as (bar, task):
 
         def report(line: dict[str, Any]) -> None:
             if "note" in line:
@@ -82,8 +85,7 @@ def epochs_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[dict[str
 @contextmanager
 def networks_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """A bar that moves with the networks that are read."""
-    with counting_bar(Console(stderr=True, quiet=quiet)) as bar:
-        task = bar.add_task(what, total=1, note="networks")
+    with counting_bar(what, note="networks", quiet=quiet) as (bar, task):
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

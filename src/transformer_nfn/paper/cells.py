@@ -7,6 +7,7 @@ disk that every node sees. A worker that dies is replaced and resumes from its s
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,9 +82,8 @@ class Cell:
     @property
     def folder(self) -> str:
         """Name of its run folder."""
-        words = f"{self.row}-{self.column}".replace("+", "-").replace(" ", "")
-        safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in words)
-        return f"{self.topic}-{safe}"
+        words = f"{self.topic}-{self.row}-{self.column}".replace("+", "-").replace(" ", "")
+        return re.sub(r"[^\w.-]", "_", words)
 
 
 def cell_networks(

@@ -156,12 +156,8 @@ def curve_sizes(train: int, only: Sequence[int] | None = None) -> dict[str, int 
             )
     if only:
         return {str(size): size for size in sorted(set(only))}
-    sizes: dict[str, int | None] = {}
-    size = SMALLEST
-    while size < train:
-        sizes[str(size)] = size
-        size *= 2
-    return {**sizes, ALL_NETWORKS: None}
+    doubled = (SMALLEST << i for i in range(train.bit_length()))
+    return {**{str(size): size for size in doubled if size < train}, ALL_NETWORKS: None}
 
 
 def kinds_to_leave_out(weights: Mapping[str, int], chosen: Sequence[str] | None) -> list[str]:

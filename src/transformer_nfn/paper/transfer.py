@@ -226,10 +226,9 @@ def misfit(predictor: Predictor, found: NetworkSizes, trained: NetworkSizes) -> 
     """Why a predictor cannot read networks of another task; None where it can."""
     if not getattr(predictor.inner, "any_task", False):
         return predictor.misfit(found, trained)
-    if bool(found.patch) != bool(trained.patch):
-        words = {True: "networks with an embedding of patches", False: "networks of word vectors"}
-        return f"expected {words[bool(trained.patch)]}, found {words[bool(found.patch)]}"
-    return None
+    words = ("networks of word vectors", "networks with an embedding of patches")
+    expected, given = (words[bool(sizes.patch)] for sizes in (trained, found))
+    return None if expected == given else f"expected {expected}, found {given}"
 
 
 def readable(predictor: Predictor, data: Dataset, sizes: NetworkSizes) -> Dataset:

@@ -183,7 +183,7 @@ def worst_networks(
 
 def baseline(tested: HeldOut) -> Baseline | None:
     """The mean accuracy of networks outside the test parts, predicted for every test network."""
-    accuracy = tested.networks.accuracy[tested.test]
+    accuracy = tested.networks.accuracy[tested.is_test]
     if tested.always is None or not len(accuracy):
         return None
     mean, networks = tested.always
@@ -213,7 +213,7 @@ def calibration(tested: HeldOut, run: Run) -> Calibration | None:
 
 def _by_optimizer(tested: HeldOut) -> Grouping | None:
     column = np.array([str(name) for name in tested.networks.configuration["optimizer"]])
-    names = {str(column[i]) for i in tested.test} - {"None"}
+    names = {*column[tested.is_test].tolist()} - {"None"}
     order = [name for name in _OPTIMIZERS if name in names]
     order += sorted(names - set(order))
     if not order:
@@ -223,10 +223,10 @@ def _by_optimizer(tested: HeldOut) -> Grouping | None:
 
 def _by_accuracy(tested: HeldOut) -> Grouping | None:
     """Five bands; bounds are integer percents, so that the labels are exact."""
-    if not len(tested.test):
+    values, tests = tested.networks.millionths, tested.networks.millionths[tested.is_test]
+    if not len(tests):
         return None
-    values = tested.networks.millionths
-    low, high = int(values[tested.test].min()), int(values[tested.test].max())
+    low, high = int(tests.min()), int(tests.max())
     percent = MILLION // 100
     if high - low > MILLION // 2:
         edges = [20 * i for i in range(6)]
@@ -264,7 +264,7 @@ def _table(
     for model in tested.models:
         values, places = measure(model.rows), model.rows.network
         row = [_mean(values[group.member[places]]) for group in grouping.groups]
-        rows.append((model.name, row))
+        rows.append((model.run.name, row))
     return GroupTable(grouping, rows)
 
 

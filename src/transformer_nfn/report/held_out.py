@@ -105,11 +105,6 @@ class TestedModel:
     run: Run
     seeds: list[SeedPart]
 
-    @property
-    def name(self) -> str:
-        """Display name of the predictor."""
-        return self.run.name
-
     @cached_property
     def rows(self) -> SeedPart:
         """All seeds concatenated; the seed of the result has no meaning."""
@@ -163,11 +158,6 @@ class HeldOut:
             mask[model.rows.network] = True
         return mask
 
-    @property
-    def test(self) -> np.ndarray:
-        """Indices of the networks in any test part."""
-        return np.flatnonzero(self.is_test)
-
     @cached_property
     def always(self) -> tuple[float, int] | None:
         """Mean accuracy of the networks outside the test parts, and their number.
@@ -179,8 +169,8 @@ class HeldOut:
             known = accuracy[sorted(self.networks.validation)]
             total, count = float(known.sum()), len(known)
         else:
-            total = float(self.everything.sum()) - float(accuracy[self.test].sum())
-            count = len(self.everything) - len(self.test)
+            total = float(self.everything.sum()) - float(accuracy[self.is_test].sum())
+            count = len(self.everything) - int(self.is_test.sum())
         return (total / count, count) if count > 0 else None
 
     def within(self, text: str, opened: Zoo | MixedZoo | ModelZoo) -> HeldOut | None:

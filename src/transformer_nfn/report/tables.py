@@ -364,10 +364,10 @@ def failures(tested: HeldOut) -> str:
     for i, model in enumerate(tested.models):
         at = f"{key}.m{tested.zoo.finished.index(model.run)}"
         networks = worst_networks(tested, model)
-        options += f'<option value="{i}">{escape(model.name)}</option>'
+        options += f'<option value="{i}">{escape(model.run.name)}</option>'
         worst += (
             f'<div class="choice" data-choice="{i}"{" hidden" if i else ""}>'
-            f"{worst_table(at, model.name, tested.reference, networks)}"
+            f"{worst_table(at, model.run.name, tested.reference, networks)}"
             f"{_predict_command(model.run, tested.reference, networks)}</div>"
         )
     return (
@@ -406,7 +406,7 @@ def _sentence(tested: HeldOut, errors: list[GroupTable]) -> str:
     worst = worst_networks(tested, model, 1)[0]
     name = network_name(tested.reference, worst.place, worst.run)
     text = (
-        f"<b>{quoted(model.name)}</b>, the best model, is off by "
+        f"<b>{quoted(model.run.name)}</b>, the best model, is off by "
         f"{shown(f'{key}.mae', points(np.abs(off).mean()))} on average. Furthest off is "
         f"{shown(f'{key}.network', f'<code>{escape(name)}</code>')}, by "
         f"{shown(f'{key}.worst', points(abs(worst.error)))}"
@@ -418,7 +418,7 @@ def _sentence(tested: HeldOut, errors: list[GroupTable]) -> str:
         text += f" It guesses too {side} by {shown(f'{key}.bias', points(abs(bias)))} overall."
     bands = []
     for i, table in enumerate(errors):
-        if found := table.worst(model.name):
+        if found := table.worst(model.run.name):
             group, error = found
             texts = {"label": escape(group.label), "error": points(error), "n": f"{group.count:,}"}
             text_of = {name: shown(f"{key}.band{i}.{name}", html) for name, html in texts.items()}
