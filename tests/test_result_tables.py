@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import subprocess
@@ -15,12 +16,14 @@ import pytest
 from transformer_nfn.errors import TransformerNFNError
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # What the paper defines and this project counts or times itself: no source of numbers.
 THINGS = "blocks?|grid|group|invariants|pseudocode|formulas|letters|form|models?"
 SOURCE = re.compile(rf"\bpaper\b(?!['’]s (?:whole )?(?:{THINGS})\b)", re.IGNORECASE)
 NAMES = re.compile(
-    r"(?:tables?|eqs?\.|theorems?|ICLR) \(?[\d.]+(?:(?:, | and | to |–)[\d.]+)*", re.IGNORECASE
+    r"(?:tables?|figures?|eqs?\.|theorems?|ICLR) \(?[\d.]+(?:(?:, | and | to |–)[\d.]+)*",
+    re.IGNORECASE,
 )
 REFERENCE = re.compile(r"<!-- paper:\S+ -->.*?<!-- /paper -->")
 
@@ -102,7 +105,7 @@ def test_references_are_filled_and_unknown_ones_refused() -> None:
 
 
 def test_no_file_of_results_holds_a_row_of_the_paper() -> None:
-    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+    for path in RESULTS:
         for row in json.loads(path.read_text(encoding="utf-8")).get("rows", []):
             assert "paper" not in row[:2], f"{path.name}: name the table under \"paper\" instead"
 
@@ -111,6 +114,31 @@ def test_pages_are_generated_from_the_result_files() -> None:
     command = [sys.executable, str(ROOT / "tools" / "result_tables.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_epochs_of_a_caption_are_those_of_a_printed_command() -> None:
+    """Epochs of the zoos that its commands name, and where they are read, or of its trainings."""
+    tables = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in RESULTS}
+    commands = {name: table.get("commands", []) for name, table in tables.items()}
+    built: dict[str, set[float]] = {}
+    for line in itertools.chain(*commands.values()):
+        options = dict(re.findall(r"--(out|epochs|until) (\S+)", line))
+        if " zoo build " in line and "epochs" in options:
+            epochs = int(options["epochs"])
+            read = epochs * int(options.get("until", 100)) / 100
+            built.setdefault(options["out"], set()).update((epochs, read, 0.75 * epochs))
+    for name, lines in commands.items():
+        printed = " ".join(lines)
+        zoos = {zoo for zoo in re.findall(r"[\w/-]+", printed) if zoo in built}
+        if not zoos:
+            continue
+        allowed = {50.0}.union(*(built[zoo] for zoo in zoos))
+        allowed |= {float(number) for number in re.findall(r"--epochs (\d+)", printed)}
+        table = tables[name]
+        words = [table["title"], table["setting"], *table.get("notes", []), *table["columns"]]
+        words += [row[0] for row in table["rows"]]
+        named = re.findall(r"(\d+) epochs|epochs? (\d+)", " ".join(words))
+        assert {float(a or b) for a, b in named} <= allowed, name
 
 
 def test_pages_stay_short() -> None:

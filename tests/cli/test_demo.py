@@ -16,7 +16,7 @@ from transformer_nfn.zoo import Zoo
 
 TINY = demo.Size(runs=24, zoo_epochs=1, seeds=2, epochs=1, probe_epochs=1)
 EVERY_MODEL = (*predictors.PAPER_MODELS, *tables.EXTRA_MODELS)
-TAU = r"(-?\d\.\d{3} ± \d\.\d{3})"
+TAU = r"(−?\d\.\d{3} ± \d\.\d{3})"
 
 
 def run_demo(out, models):
@@ -57,7 +57,8 @@ def test_the_table_has_a_column_for_each_kind_of_zoo(made):
             record = RunRecord.read(folder / kind / "runs" / model)
             assert record.zoo["seeds"] == kind
             summary = record.summary
-            assert cell == f"{summary['tau']:.3f} ± {summary['tau_se']:.3f}"
+            tau = f"{summary['tau']:.3f}".replace("-", "−")
+            assert cell == f"{tau} ± {summary['tau_se']:.3f}"
     assert "aligned from birth" in " ".join(text.split())
 
 

@@ -45,7 +45,7 @@ def test_networks_of_another_format_are_read_by_invariants_or_not_at_all(ranking
 
 
 def test_tau_is_that_of_the_predictions(rankings, digits_zoo, out):
-    folder = out / "cells" / "transfer-invariant_mlp-whole"
+    folder = out / "cells" / "transfer-invariant_mlp_whole-home"
     data = load_rows(digits_zoo, digits_zoo.select(percent=75))
     taus = [
         kendalltau(data.accuracy, predictor.predict(data)).statistic
@@ -86,7 +86,11 @@ def test_what_cannot_be_is_refused(digits_zoo, tmp_path):
         ("--to is for transfer", "table6", "mnist-sample", *to),
         ("holds 160 networks of", "transfer", "mnist-sample", *to),
         ("holds 160 networks of", "transfer", "mnist-sample", "--to", tmp_path / "copy"),
-        ("an address is for the engine ray", "table6", "mnist-sample", "--address", "auto"),
+        ("--address is for --engine ray", "table6", "mnist-sample", "--address", "auto"),
+        ("--leave-out is for mixed", "table1", "mnist-sample", "--leave-out", "w16-h2-d1"),
+        ("--sizes is for learning-curve", "table1", "mnist-sample", "--sizes", "64"),
+        ("--models is for table1, table2, table7, learning-curve, transfer, table3 has none",
+         "table3", "mnist-sample", "--models", "mlp"),
     ):
         assert_refused(message, "reproduce", *words, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -100,5 +104,6 @@ def test_what_cannot_be_is_refused(digits_zoo, tmp_path):
 
 
 def test_networks_that_were_trained_on_are_refused(rankings, out, tmp_path):
+    folder = out / "cells" / "transfer-invariant_mlp-home"
     with pytest.raises(RunError, match=r"136 networks of runs that .* was trained on or selected"):
-        transfer(out / "cells" / "transfer-invariant_mlp", ["mnist-sample"], tmp_path, seeds=[0])
+        transfer(folder, ["mnist-sample"], tmp_path, seeds=[0])

@@ -116,6 +116,14 @@ def test_equally_accurate_checkpoints_of_a_run_are_two_networks(own, tmp_path):
     assert numbers(out)["z0.histogram"] == str(len(rows))
 
 
+def test_tables_of_own_networks_name_run_0_and_no_seeds(own):
+    run = own.runs / "random_forest"
+    text = printed("predict", run, f"{own.zoo.path}#0")
+    assert re.search(r"zoo#0 +│ 0 +│", text), text
+    for words in (("evaluate", run), ("evaluate", run, own.zoo.path)):
+        assert "seeds" not in printed(*words)
+
+
 def test_a_report_needs_a_run_on_an_accuracy(own, tmp_path):
     words = "the runs predict 'loss', 'optimizer', 'top1_accuracy': reports are about accuracies"
     assert_refused(words, "report", own.others, "--out", tmp_path / "report.html")

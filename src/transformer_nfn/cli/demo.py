@@ -14,10 +14,10 @@ import typer
 from rich.console import Console
 
 from transformer_nfn.cli.experiment_progress import (
-    count_one,
     counting_bar,
     tau_by_kind_table,
     tau_text,
+    trainings_bar,
 )
 from transformer_nfn.cli.options import seed_from
 from transformer_nfn.known_tasks import SEED_KINDS, seeds_text
@@ -175,9 +175,8 @@ def _build_zoos(
         for path, options in zoos.items()
         for shard in make_plan(path, options).folder.missing()
     ]
-    with counting_bar(console := Console(stderr=True)) as bar:
-        console.print(describe_path("auto", "cpu")[1], highlight=False)
-        task = bar.add_task("   groups of networks", total=len(jobs), note="")
+    with counting_bar("   groups of networks", len(jobs)) as (bar, task):
+        bar.console.print(describe_path("auto", "cpu")[1], highlight=False)
         for _ in _results(pool, _train_shard, jobs):
             bar.advance(task)
     # Writes the indices, after training what another process claimed and did not finish.
@@ -213,12 +212,11 @@ def _train_predictors(
     order = [(kind, model) for model in reversed(models) for kind in SEED_KINDS]
     records: dict[tuple[str, str], RunRecord] = {}
     train = functools.partial(_train_one, root, size)
-    with counting_bar(Console(stderr=True)) as bar:
-        task = bar.add_task("   predictors", total=len(order), note="")
+    with trainings_bar("   predictors", len(order)) as report:
         for (kind, model), record in _results(pool, train, order):
             records[kind, model] = record
-            what = f"   {seeds_text(kind):16s} {model:18s}"
-            count_one(bar, task, what, {}, f"τ {tau_text(record)}")
+            result = {"result": f"τ {tau_text(record)}"}
+            report(f"   {seeds_text(kind):16s} {model:18s}", result)
     return {kind: [records[kind, model] for model in models] for kind in SEED_KINDS}
 
 
@@ -226,6 +224,7 @@ def _train_one(root: Path, size: Size, job: tuple[str, str]) -> RunRecord:
     """Train a model on a zoo, given the kind of its seeds and the model."""
     from transformer_nfn.prediction.data import Selection, describe_zoo
     from transformer_nfn.prediction.experiment import Experiment, train_run
+    from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS
     from transformer_nfn.prediction.strategies import Protocol
     from transformer_nfn.prediction.training import Execution
 
@@ -234,7 +233,8 @@ def _train_one(root: Path, size: Size, job: tuple[str, str]) -> RunRecord:
     experiment = Experiment(
         model,
         range(size.seeds),
-        Protocol.of(model, epochs=_epochs(model, size)),
+        # Probes are a hundred times the work of reading weights, and learn in fewer passes.
+        Protocol.of(model, size.probe_epochs if model in ALL_CHECKPOINTS else size.epochs),
         selection=Selection().to_json(),
     )
     # On one core seeds that share their steps are no faster, those of the MLP slower.
@@ -250,10 +250,3 @@ def _open_zoo(path: Path) -> tuple[Zoo, Parts]:
 
     zoo = Zoo.open(path)
     return zoo, load_parts(zoo, Selection(all_checkpoints=True))
-
-
-def _epochs(model: str, size: Size) -> int:
-    """Probes are a hundred times the work of reading weights, and learn in fewer passes."""
-    from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS
-
-    return size.probe_epochs if model in ALL_CHECKPOINTS else size.epochs

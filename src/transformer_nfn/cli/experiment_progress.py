@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +18,19 @@ from rich.progress import (
 from rich.table import Table
 
 from transformer_nfn.known_tasks import seeds_text
+from transformer_nfn.paper.numbers import NOTHING, mean_text
 
 if TYPE_CHECKING:
     from transformer_nfn.prediction.runs import RunRecord
 
 
-def counting_bar(console: Console) -> Progress:
-    """A bar with a count, a note and the time; its task has the field ``note``."""
-    return Progress(
+@contextmanager
+def counting_bar(
+    what: str, total: int = 1, note: str = "", *, quiet: bool = False
+) -> Iterator[tuple[Progress, TaskID]]:
+    """A bar with a count, a note and the time, and its task, which has the field ``note``."""
+    console = Console(stderr=True, quiet=quiet)
+    with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
@@ -35,36 +39,36 @@ def counting_bar(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,
-    )
+    ) as bar:
+        yield bar, bar.add_task(what, total=total, note=note)
 
 
-def count_one(
-    bar: Progress, task: TaskID, what: str, line: Mapping[str, Any], said: str | None
-) -> None:
-    """Tells of one of several trainings: what came out of it, or which epoch it is in.
+@contextmanager
+def trainings_bar(
+    what: str, total: int, *, quiet: bool = False
+) -> Iterator[Callable[[str, Mapping[str, Any]], None]]:
+    """A bar over several trainings, moved by the name of one and a line of its progress.
 
-    Args:
-        bar: from `counting_bar`.
-        task: of the bar.
-        what: is trained.
-        line: what its training reports.
-        said: what came out; None while it goes on.
+    Its last line has ``result``, a text that is printed.
     """
-    if said is not None:
-        bar.console.print(f"{what}: {said}", highlight=False)
-        bar.advance(task)
-    elif "note" in line:
-        bar.update(task, note=f"{what}, {line['note']}")
-    elif "epoch" in line:
-        bar.update(task, note=f"{what}, epoch {line['epoch']}/{line['epochs']}")
+    with counting_bar(what, total, quiet=quiet) as (bar, task):
+
+        def report(name: str, line: Mapping[str, Any]) -> None:
+            if "result" in line:
+                bar.console.print(f"{name}: {line['result']}", highlight=False)
+                bar.advance(task)
+            elif "note" in line:
+                bar.update(task, note=f"{name}, {line['note']}")
+            elif "epoch" in line:
+                bar.update(task, note=f"{name}, epoch {line['epoch']}/{line['epochs']}")
+
+        yield report
 
 
 @contextmanager
 def epochs_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A bar that moves with the epochs a training reports."""
-    console = Console(stderr=True, quiet=quiet)
-    with counting_bar(console) as bar:
-        task = bar.add_task(what, total=1, note="")
+    with counting_bar(what, quiet=quiet) as (bar, task):
 
         def report(line: dict[str, Any]) -> None:
             if "note" in line:
@@ -81,8 +85,7 @@ def epochs_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[dict[str
 @contextmanager
 def networks_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """A bar that moves with the networks that are read."""
-    with counting_bar(Console(stderr=True, quiet=quiet)) as bar:
-        task = bar.add_task(what, total=1, note="networks")
+    with counting_bar(what, note="networks", quiet=quiet) as (bar, task):
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -93,22 +96,20 @@ def result_table(records: list[RunRecord], title: str) -> Table:
     """
     from transformer_nfn.prediction.target import Target
 
-    table = Table(title=title)
-    for name in ("model", "Kendall τ"):
-        table.add_column(name, no_wrap=True)
-    for name in ("R²", "error", "90 % holds", "size", "s"):
-        table.add_column(name, justify="right")
-    for record in sorted(records, key=lambda record: -_tau(record)):
+    columns = ("R²", "error", "90 % holds", "size", "s")
+    table = _table(title, ("model", "Kendall τ"), columns)
+    for record in sorted(records, key=_rank):
         if record.status != "done":
             table.add_row(record.model, record.status)
             continue
         s, target = record.summary, Target.from_json(record.target, "the run's record")
+        together = s.get("tau_together") if len(record.seeds) > 1 else None
         table.add_row(
             record.model,
-            plus_minus(s["tau"], s["tau_se"]) + _together_text(record),
-            f"{s['r2']:.3f}",
-            f"{s['mae']:.3f}" if target.is_accuracy else f"{s['mae']:.3g}",
-            f"{100 * s['coverage']:.1f} %",
+            tau_text(record) + ("" if together is None else f"\ntogether {mean_text(together)}"),
+            mean_text(s["r2"]),
+            mean_text(s["mae"]) if target.is_accuracy else f"{s['mae']:.3g}",
+            _percent(s),
             _size_text(record),
             f"{record.seeds[0]['seconds']:.1f}",
         )
@@ -117,20 +118,15 @@ def result_table(records: list[RunRecord], title: str) -> Table:
 
 def class_table(records: list[RunRecord], title: str) -> Table:
     """One row a predictor of classes: accuracy, AUROC, calibration, how often the set holds."""
-    table = Table(title=title)
-    table.add_column("model", no_wrap=True)
-    for name in ("accuracy", "most frequent", "AUROC", "calibration error", "90 % holds", "size"):
-        longest = max(map(len, name.split()))
-        table.add_column(name, justify="right", min_width=longest)
+    columns = ("accuracy", "most frequent", "AUROC", "calibration error", "90 % holds", "size")
+    table = _table(title, ("model",), columns)
     for record in sorted(records, key=lambda record: -record.summary["accuracy"]):
         s = record.summary
         table.add_row(
             record.model,
-            plus_minus(s["accuracy"], s["accuracy_se"]),
-            f"{s['chance']:.3f}",
-            f"{s['auroc']:.3f}",
-            f"{s['calibration_error']:.3f}",
-            f"{100 * s['coverage']:.1f} %",
+            mean_text(s["accuracy"], s["accuracy_se"]),
+            *(mean_text(s[name]) for name in ("chance", "auroc", "calibration_error")),
+            _percent(s),
             _size_text(record),
         )
     return table
@@ -138,23 +134,16 @@ def class_table(records: list[RunRecord], title: str) -> Table:
 
 def kinds_table(summary: Mapping[str, Any]) -> Table:
     """One row per kind of a mixed zoo, those left out of training last, and under them all."""
-    table = Table(title="Kinds of networks: test parts, and all networks of those left out")
-    table.add_column("kind", no_wrap=True)
-    for name in ("networks", "Kendall τ", "R²", "error", "90 % holds"):
-        table.add_column(name, justify="right")
+    title = "Kinds of networks: test parts, and all networks of those left out"
+    table = _table(title, ("kind",), ("networks", "Kendall τ", "R²", "error", "90 % holds"))
     shown = list(summary["kinds"].items())
     shown += [(f"{kind}, left out", found) for kind, found in summary["left_out"].items()]
     for words, found in shown:
-        held = f"{100 * found['coverage']:.1f} %" if "coverage" in found else ""
-        table.add_row(
-            words,
-            str(found["networks"]),
-            plus_minus(found["tau"], found["tau_se"]),
-            f"{found['r2']:.3f}",
-            f"{found['mae']:.3f}",
-            held,
-        )
-    table.add_row("mean within kinds", "", f"{summary['tau_within']:.3f}")
+        tau = mean_text(found["tau"], found["tau_se"])
+        scores = (mean_text(found["r2"]), mean_text(found["mae"]))
+        held = _percent(found) if "coverage" in found else ""
+        table.add_row(words, str(found["networks"]), tau, *scores, held)
+    table.add_row("mean within kinds", "", mean_text(summary["tau_within"]))
     return table
 
 
@@ -164,46 +153,44 @@ def tau_by_kind_table(records: Mapping[str, list[RunRecord]]) -> Table:
     Args:
         records: for every kind of seeds the runs on its zoo, a run per predictor.
     """
-    table = Table(title="Kendall's τ on test networks never seen")
-    table.add_column("model", no_wrap=True)
-    for kind in records:
-        table.add_column(seeds_text(kind), no_wrap=True, justify="right")
-    table.add_column("size", justify="right")
+    columns = (*map(seeds_text, records), "size")
+    table = _table("Kendall's τ on test networks never seen", ("model",), columns)
     by_model: dict[str, dict[str, RunRecord]] = {}
     for kind, runs in records.items():
         for record in runs:
             by_model.setdefault(record.model, {})[kind] = record
     last = list(records)[-1]
-    for model, row in sorted(by_model.items(), key=lambda item: -_tau(item[1].get(last))):
+    for model, row in sorted(by_model.items(), key=lambda item: _rank(item[1].get(last))):
         cells = [tau_text(row.get(kind)) for kind in records]
         table.add_row(model, *cells, _size_text(next(iter(row.values()))))
     return table
 
 
-def _tau(record: RunRecord | None) -> float:
-    return -2.0 if record is None else float(record.summary.get("tau", -2))
-
-
 def tau_text(record: RunRecord | None) -> str:
     """τ of a run ± its standard error, or why there is none."""
     if record is None or record.status != "done":
-        return "–" if record is None else record.status
-    return plus_minus(record.summary["tau"], record.summary["tau_se"])
+        return NOTHING if record is None else record.status
+    return mean_text(record.summary["tau"], record.summary["tau_se"])
 
 
-def _together_text(record: RunRecord) -> str:
-    together = record.summary.get("tau_together")
-    if together is None or len(record.seeds) < 2:
-        return ""
-    return f"\ntogether {together:.3f}"
+def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    """An empty table with columns of text and of numbers."""
+    table = Table(title=title)
+    for name in texts:
+        table.add_column(name, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", min_width=max(map(len, name.split())))
+    return table
+
+
+def _rank(record: RunRecord | None) -> float:
+    """Sorts the highest τ first."""
+    return 2.0 if record is None else -float(record.summary.get("tau", -2))
+
+
+def _percent(summary: Mapping[str, Any]) -> str:
+    return f"{100 * summary['coverage']:.1f} %"
 
 
 def _size_text(record: RunRecord) -> str:
     return "trees" if record.num_parameters is None else f"{record.num_parameters / 1e6:.3f} M"
-
-
-def plus_minus(value: float, error: float | None) -> str:
-    """``0.812 ± 0.004``, or the value alone where one seed gives no error."""
-    if error is None or math.isnan(error):
-        return f"{value:.3f}"
-    return f"{value:.3f} ± {error:.3f}"

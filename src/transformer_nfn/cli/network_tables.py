@@ -45,7 +45,8 @@ def unique_mappings(predictions: Sequence[Prediction]) -> Iterator[str]:
 
 def _predictions(predictions: Sequence[Prediction], wide: bool) -> Table:
     in_zoo = any(p.recorded is not None for p in predictions)
-    runs = [_plain(str((p.recorded or {}).get("run") or "")) for p in predictions]
+    recorded = [(p.recorded or {}).get("run") for p in predictions]
+    runs = ["" if run is None else _plain(str(run)) for run in recorded]
     configurations = [_configuration(p.recorded or {}) for p in predictions]
     table = Table() if wide else _frameless()
     table.add_column("network", overflow="fold")

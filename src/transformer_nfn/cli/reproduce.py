@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from transformer_nfn.cli.console import echo_json
-from transformer_nfn.cli.experiment_progress import count_one, counting_bar
+from transformer_nfn.cli.experiment_progress import trainings_bar
 from transformer_nfn.cli.options import DeviceOption, JsonOption, pick_device
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.paper.numbers import ALL_TABLES, TRANSFER, no_table
+from transformer_nfn.paper.numbers import ALL_TABLES, LEARNING_CURVE, MIXED, TRANSFER, no_table
 
 WHAT = (*ALL_TABLES, TRANSFER, "figures")
-
+BY_MODEL = ("table1", "table2", "table7", LEARNING_CURVE.name)
+"""Tables with a row for each model."""
 
 def zoo_or_run(given: Path | None) -> Path | None:
     """For an argument: the folder that a path, or the name of a zoo or predictor, stands for."""
@@ -49,7 +50,9 @@ def reproduce_command(
     ] = None,
     models: Annotated[
         str | None,
-        typer.Option(help="Only these, separated by commas (tables 1, 2 and 7, learning-curve)."),
+        typer.Option(
+            help="Only these, separated by commas (tables 1, 2 and 7, learning-curve, transfer)."
+        ),
     ] = None,
     percent: Annotated[int, typer.Option(help="Which checkpoint of each run.")] = 75,
     sizes: Annotated[
@@ -98,10 +101,21 @@ def reproduce_command(
     """
     if what not in WHAT:
         raise no_table(what, WHAT)
-    if to and what != "transfer":
-        raise TransformerNFNError(f"--to is for transfer, {what} has none")
+    for option, value, tables in (
+        ("--to", to, (TRANSFER,)),
+        ("--sizes", sizes, (LEARNING_CURVE.name,)),
+        ("--leave-out", leave_out, (MIXED.name,)),
+        ("--models", models, (*BY_MODEL, TRANSFER)),
+    ):
+        if value and what not in tables:
+            raise TransformerNFNError(f"{option} is for {', '.join(tables)}, {what} has none")
+    if address and engine != "ray":
+        raise TransformerNFNError("--address is for --engine ray")
     if what == "figures":
-        _figures(zoo, out)
+        from transformer_nfn.paper.figures import write_figures
+
+        for path in write_figures(zoo, out):
+            typer.echo(f"wrote {path}")
         return
     chosen = models.split(",") if models else None
     training: dict[str, Any] = {
@@ -110,48 +124,46 @@ def reproduce_command(
         "percent": percent,
         "device": pick_device(device),
     }
-    if what == "transfer":
-        _transfer(zoo, to or [], out, chosen, training, as_json)
+    if what == TRANSFER:
+        results = _transfer(zoo, to or [], out, chosen, training, as_json)
+    else:
+        kinds = leave_out.split(",") if leave_out else None
+        choice = {"models": chosen, "sizes": _whole_numbers(sizes), "leave_out": kinds}
+        training |= {"engine": engine, "address": address}
+        results = _table(what, zoo, out, choice, training, as_json)
+    drawn = []
+    if what == LEARNING_CURVE.name:
+        from transformer_nfn.paper.figures import learning_curve
+
+        drawn = learning_curve(results, out / what)
+    if as_json:
+        echo_json([asdict(result) for result in results])
         return
-    from transformer_nfn.paper.figures import check_matplotlib, learning_curve
+    Console().print(Markdown((out / f"{what}.md").read_text()))
+    typer.echo(f"wrote {out}/{what}.md and {out}/{what}.parquet")
+    for path in drawn:
+        typer.echo(f"wrote {path}")
+
+
+def _table(
+    name: str, zoo: Path, out: Path, choice: dict[str, Any], training: dict[str, Any], quiet: bool
+) -> list[Any]:
+    """Records of all cells of a table, for a choice of models and sizes."""
+    from transformer_nfn.paper.figures import check_matplotlib
     from transformer_nfn.paper.tables import reproduce, zoo_cells
     from transformer_nfn.prediction.predictors import check_name
 
-    for name in chosen or ():
-        check_name(name)
-    counts, kinds = _whole_numbers(sizes, what), _kinds(leave_out, what)
-    cells = zoo_cells(what, zoo, chosen, percent, counts, kinds)
-    if what == "learning-curve":
+    for model in choice["models"] or ():
+        check_name(model)
+    total = len(zoo_cells(name, zoo, percent=training["percent"], **choice))
+    if name == LEARNING_CURVE.name:
         check_matplotlib()
-    console = Console(stderr=True, quiet=as_json)
-    with counting_bar(console) as bar:
-        task = bar.add_task(what, total=len(cells), note="")
+    with trainings_bar(name, total, quiet=quiet) as report:
 
-        def progress(cell: Any, line: dict[str, Any]) -> None:
-            said, record = None, line.get("record")
-            if record is not None:
-                said = f"τ {record.summary['tau']:.3f}" if record.summary else record.status
-            count_one(bar, task, f"{cell.row} · {cell.column}", line, said)
+        def tell(cell: Any, line: dict[str, Any]) -> None:
+            report(f"{cell.row} · {cell.column}", line)
 
-        records = reproduce(
-            what,
-            zoo,
-            out,
-            models=chosen,
-            sizes=counts,
-            leave_out=kinds,
-            progress=progress,
-            engine=engine,
-            address=address,
-            **training,
-        )
-    drawn = learning_curve(records, out / what) if what == "learning-curve" else []
-    if as_json:
-        echo_json([asdict(r) for r in records])
-        return
-    _show(out, what)
-    for path in drawn:
-        typer.echo(f"wrote {path}")
+        return reproduce(name, zoo, out, progress=tell, **choice, **training)
 
 
 def _transfer(
@@ -160,55 +172,21 @@ def _transfer(
     out: Path,
     learners: Sequence[str] | None,
     training: dict[str, Any],
-    as_json: bool,
-) -> None:
+    quiet: bool,
+) -> list[Any]:
     """Predictors of one task's networks rank those of another's."""
     from transformer_nfn.io.assets import resolve
-    from transformer_nfn.paper.transfer import LEARNERS, NAME, transfer
+    from transformer_nfn.paper.transfer import LEARNERS, transfer
 
-    with counting_bar(Console(stderr=True, quiet=as_json)) as bar:
-        task = bar.add_task(NAME, total=len(learners or LEARNERS), note="")
-
-        def progress(words: str, line: dict[str, Any]) -> None:
-            taus = [
-                r.status if r.tau is None else f"τ {r.tau:.3f}" for r in line.get("rankings", [])
-            ]
-            count_one(bar, task, words, line, ", ".join(taus) or None)
-
-        zoos = [resolve(path, "zoo") for path in targets]
-        found = transfer(home, zoos, out, learners=learners, progress=progress, **training)
-    if as_json:
-        echo_json([asdict(ranking) for ranking in found])
-        return
-    _show(out, NAME)
+    zoos = [resolve(path, "zoo") for path in targets]
+    with trainings_bar(TRANSFER, len(learners or LEARNERS), quiet=quiet) as report:
+        return transfer(home, zoos, out, learners=learners, progress=report, **training)
 
 
-def _show(out: Path, name: str) -> None:
-    Console().print(Markdown((out / f"{name}.md").read_text()))
-    typer.echo(f"wrote {out}/{name}.md and {out}/{name}.parquet")
-
-
-def _whole_numbers(sizes: str | None, what: str) -> list[int] | None:
-    if sizes is None:
-        return None
-    if what != "learning-curve":
-        raise TransformerNFNError(f"--sizes is for learning-curve, {what} has none")
+def _whole_numbers(sizes: str | None) -> list[int] | None:
     try:
-        return [int(size) for size in sizes.split(",")]
+        return None if sizes is None else [int(size) for size in sizes.split(",")]
     except ValueError:
         raise TransformerNFNError(
             f"--sizes must be whole numbers separated by commas, found '{sizes}'"
         ) from None
-
-
-def _kinds(leave_out: str | None, what: str) -> list[str] | None:
-    if leave_out is not None and what != "mixed":
-        raise TransformerNFNError(f"--leave-out is for mixed, {what} has no kinds")
-    return None if leave_out is None else leave_out.split(",")
-
-
-def _figures(zoo: Path, out: Path) -> None:
-    from transformer_nfn.paper.figures import write_figures
-
-    for path in write_figures(zoo, out):
-        typer.echo(f"wrote {path}")

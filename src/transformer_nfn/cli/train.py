@@ -29,7 +29,7 @@ from transformer_nfn.cli.options import (
     pick_device,
 )
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.known_tasks import seeds_text
+from transformer_nfn.known_tasks import SEED_KINDS, seeds_text
 
 RunArgument = Annotated[
     Path,
@@ -232,7 +232,7 @@ def _show(record: Any, out: Path, as_json: bool) -> None:
         return
     counts = ", ".join(f"{record.selection[k]} {k}" for k in ("train", "val", "test"))
     kind = record.zoo.get("seeds")
-    seeds = "" if kind is None else f", {seeds_text(kind)}"
+    seeds = f", {seeds_text(kind)}" if kind in SEED_KINDS else ""
     title = f"{out} ({counts} networks{seeds})"
     column = "" if record.target is None else f"{record.target['column']} of "
     make = class_table if "auroc" in record.summary else result_table
@@ -287,7 +287,8 @@ def evaluate_command(
     if as_json:
         echo_json(scores)
         return
-    title = f"{zoo} ({seeds_text(scores['zoo_seeds'])})"
+    kind = scores["zoo_seeds"]
+    title = f"{zoo} ({seeds_text(kind)})" if kind in SEED_KINDS else str(zoo)
     if scores["target"] != "test_accuracy":
         title = f"{scores['target']} of {title}"
     of_classes = "auroc" in scores

@@ -7,7 +7,8 @@ disk that every node sees. A worker that dies is replaced and resumes from its s
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ from transformer_nfn.zoo import open_task_zoo
 NOT_ENOUGH = "not enough networks"
 RETRIES = 2
 MAX_CONDITION = 1e4
-TRAIN_PART, VAL_PART, TEST_PART = range(3)
-"""Seeds of each part's group elements."""
+TEST_PART = 2
+"""Seed of the group elements of test networks; those of the other parts are 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Cell:
         max_train: most networks to train on; None for all.
         leave_out: sizes of a mixed zoo that are left out of training.
         trained: False where the cell only counts parameters.
+        keep: whether its predictors are kept.
     """
 
     topic: str
@@ -65,6 +67,7 @@ class Cell:
     max_train: int | None = None
     leave_out: tuple[str, ...] = ()
     trained: bool = True
+    keep: bool = False
 
     def selection(self, percent: int | None) -> Selection:
         """The networks that it uses."""
@@ -79,28 +82,18 @@ class Cell:
     @property
     def folder(self) -> str:
         """Name of its run folder."""
-        words = f"{self.row}-{self.column}".replace("+", "-").replace(" ", "")
-        safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in words)
-        return f"{self.topic}-{safe}"
+        words = f"{self.topic}-{self.row}-{self.column}".replace("+", "-").replace(" ", "")
+        return re.sub(r"[^\w.-]", "_", words)
 
 
-class PartsCache:
-    """The networks of the last selection, so that all models of a column read them once."""
-
-    def __init__(self) -> None:
-        self._key: tuple[Any, ...] | None = None
-        self._parts: Parts | SizeGroups | None = None
-
-    def get(self, path: Path, cell: Cell, percent: int | None, device: str) -> Parts | SizeGroups:
-        """The networks of a cell, on the device."""
-        selection = cell.selection(percent)
-        key = (path, selection, cell.bound, device)
-        if key != self._key or self._parts is None:
-            parts = load_networks(open_task_zoo(path), selection)
-            if cell.bound is not None and isinstance(parts, Parts):
-                parts = augmented(parts, cell.bound)
-            self._key, self._parts = key, parts.to(device)
-        return self._parts
+def cell_networks(
+    path: Path, selection: Selection, bound: float | None, device: str
+) -> Parts | SizeGroups:
+    """The networks of a cell, on the device."""
+    parts = load_networks(open_task_zoo(path), selection)
+    if bound is not None and isinstance(parts, Parts):
+        parts = augmented(parts, bound)
+    return parts.to(device)
 
 
 def fill_cell(
@@ -112,31 +105,32 @@ def fill_cell(
     epochs: int | None,
     percent: int | None,
     device: str,
-    cache: PartsCache | None = None,
+    read: Callable[..., Parts | SizeGroups] = cell_networks,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> RunRecord:
-    """Train and measure one cell, or read it if it is finished."""
+    """Train and measure one cell, or read it if it is finished.
+
+    Args:
+        read: `cell_networks`, or a cached form of it, so that cells of a column read once.
+    """
     protocol = Protocol.of(cell.model, epochs)
     folder = out / "cells" / cell.folder
     table = {"table": cell.topic, "row": cell.row, "column": cell.column}
     about = describe_zoo(open_task_zoo(zoo_path))
-    selection = cell.selection(percent).to_json(augment=cell.bound)
+    chosen = cell.selection(percent)
+    selection = chosen.to_json(augment=cell.bound)
+    untrained = RunRecord(cell.model, about, selection, protocol.to_json(), table=table)
     try:
-        parts = (cache or PartsCache()).get(zoo_path, cell, percent, device)
+        parts = read(zoo_path, chosen, cell.bound, device)
     except RunError as error:
         if not str(error).startswith(NOT_ENOUGH):
             raise
-        record = RunRecord(
-            cell.model, about, selection, protocol.to_json(), status=str(error), table=table
-        )
+        record = replace(untrained, status=str(error))
         record.write(folder)
         return record
     if not cell.trained:
         module = module_builder(cell.model, SizeGroups.of(parts).train[0], cell.options)()
-        count = sum(p.numel() for p in module.parameters())
-        record = RunRecord(
-            cell.model, about, selection, protocol.to_json(), num_parameters=count, table=table
-        )
+        record = replace(untrained, num_parameters=sum(p.numel() for p in module.parameters()))
         record.write(folder)
         return record
     # Trees are fitted on the CPU.
@@ -151,7 +145,7 @@ def fill_cell(
     return train_run(
         about,
         parts,
-        Experiment(cell.model, seeds, protocol, cell.options, selection, table, keep=False),
+        Experiment(cell.model, seeds, protocol, cell.options, selection, table, keep=cell.keep),
         folder,
         measure=measure,
         execution=Execution(report=report),
@@ -165,29 +159,23 @@ def fill_cells_on_ray(
     how: dict[str, Any],
     *,
     address: str | None = None,
-    progress: Callable[[Cell, dict[str, Any]], None] | None = None,
-) -> list[RunRecord]:
-    """Fill every cell, as many at once as the cluster has room for; in the order of ``cells``.
+) -> Iterator[tuple[Cell, RunRecord]]:
+    """Fill every cell, as many at once as the cluster has room for; as they are finished.
 
     Args:
         zoo_path, cells, out: see `fill_cell`.
         how: its other arguments.
         address: address of the cluster; None starts one on this machine, unless Ray runs already.
-        progress: called with each finished cell.
     """
     with ray_cluster(address, RunError) as ray:
         task = one_core_task(ray, fill_cell, int("cuda" in how["device"]), RETRIES)
         where = zoo_path.resolve(), out.resolve()
         waiting = {task.remote(where[0], cell, where[1], **how): cell for cell in cells}
-        records: dict[str, RunRecord] = {}
         while waiting:
             (done,), _ = ray.wait(list(waiting), num_returns=1)
             cell = waiting.pop(done)
             lost = f"cell '{cell.folder}' was lost on the cluster"
-            records[cell.folder] = task_result(ray, done, RunError, lost)
-            if progress is not None:
-                progress(cell, {"done": True, "record": records[cell.folder]})
-        return [records[cell.folder] for cell in cells]
+            yield cell, task_result(ray, done, RunError, lost)
 
 
 def disguised(data: Dataset, bound: float, seed: int) -> Dataset:
@@ -222,11 +210,7 @@ def augmented(parts: Parts, bound: float) -> Parts:
     """
     train, val, test = (
         joined(part, disguised(part, bound, which) if bound else part)
-        for which, part in (
-            (TRAIN_PART, parts.train),
-            (VAL_PART, parts.val),
-            (TEST_PART, parts.test),
-        )
+        for which, part in enumerate((parts.train, parts.val, parts.test))
     )
     return Parts(train, val, test, parts.more)
 
@@ -248,19 +232,16 @@ def agreement(predictors: Sequence[Predictor], test: Dataset, bound: float) -> d
     plain, moved = (test.take(torch.arange(half) + start) for start in (0, half))
     wide = replace(plain, network=map_network(plain.network, lambda w: w.double()))
     wide_moved = disguised(wide, bound, TEST_PART)
-    largest: dict[str, float | None] = {"float32": 0.0, "float64": 0.0}
-    for predictor in predictors:
-        _update(largest, "float32", predictor, plain, moved)
-        if predictor.name in NEURAL:
-            exact = Predictor(predictor.name, copy.deepcopy(predictor.inner).double())
-            _update(largest, "float64", exact, wide, wide_moved)
-        else:
-            largest["float64"] = None
-    return {**largest, "networks": half, "max_condition": MAX_CONDITION}
+    exact = [
+        Predictor(p.name, copy.deepcopy(p.inner).double()) for p in predictors if p.name in NEURAL
+    ]
+    return {
+        "float32": _largest_difference(predictors, plain, moved),
+        "float64": _largest_difference(exact, wide, wide_moved) if exact else None,
+        "networks": half,
+        "max_condition": MAX_CONDITION,
+    }
 
 
-def _update(
-    largest: dict[str, float | None], key: str, predictor: Predictor, U: Dataset, gU: Dataset
-) -> None:
-    difference = float((predictor.predict(gU) - predictor.predict(U)).abs().max())
-    largest[key] = max(largest[key] or 0.0, difference)
+def _largest_difference(predictors: Sequence[Predictor], U: Dataset, gU: Dataset) -> float:
+    return max(float((each.predict(gU) - each.predict(U)).abs().max()) for each in predictors)

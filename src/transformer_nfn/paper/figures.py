@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformer_nfn.errors import needs_extra
 from transformer_nfn.io.files import blank_figure, save_figure
-from transformer_nfn.paper.gather import ZooStudy, gather, model_order
+from transformer_nfn.paper.gather import gather, model_order
 from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name
 from transformer_nfn.paper.table_text import curve_lines, lay_out, mean_tau
 from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
@@ -41,6 +41,14 @@ _STYLE: Any = {
     # The same runs give the same file.
     "svg.hashsalt": "transformer-nfn",
 }
+
+
+class Sheet(NamedTuple):
+    """A figure to be drawn: its size in inches, and what draws on it."""
+
+    width: float
+    height: float
+    paint: Callable[[Figure], None]
 
 
 def check_matplotlib() -> None:
@@ -76,7 +84,8 @@ def accuracy_histogram(zoo: Path, stem: Path) -> list[Path]:
     from transformer_nfn.zoo.summary import paint_accuracies
 
     opened = Zoo.open(zoo)
-    return _save(stem, (5.2, 3.3), lambda f: paint_accuracies(f, opened, color=_MODELS[7]))
+    paint = partial(paint_accuracies, zoo=opened, color=_MODELS[7])
+    return _save(stem, [Sheet(5.2, 3.3, paint)])
 
 
 def prediction_scatter(folders: list[Path], stem: Path) -> list[Path]:
@@ -84,22 +93,22 @@ def prediction_scatter(folders: list[Path], stem: Path) -> list[Path]:
 
     One sheet for each zoo of the runs below ``folders``.
     """
-    written = []
-    for zoo, target in _targets(folders, stem):
-        runs = [run for run in zoo.finished if run.tested is not None and len(run.tested["row"])]
+    sheets = []
+    for zoo in gather(folders).zoos:
+        runs = [run for run in zoo.finished if len(run.part("test")["row"])]
         if not runs:
             continue
         across = min(4, len(runs))
         down = -(-len(runs) // across)
         paint = partial(_paint_panels, runs=runs, across=across, down=down, label=zoo.label)
-        written += _save(target, (2.5 * across + 0.5, 2.4 * down + 1.1), paint)
-    return written
+        sheets.append(Sheet(2.5 * across + 0.5, 2.4 * down + 1.1, paint))
+    return _save(stem, sheets)
 
 
 def _paint_panels(figure: Figure, runs: list[Any], across: int, down: int, label: str) -> None:
     grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
     for place, run in zip(grid.flat, runs, strict=False):
-        part = run.tested
+        part = run.part("test")
         first = part["seed"] == part["seed"].min()
         _panel(place, {key: values[first] for key, values in part.items()})
         scores = [s for s in run.record.seeds if s.get("seed") == part["seed"].min()]
@@ -118,23 +127,24 @@ def _paint_panels(figure: Figure, runs: list[Any], across: int, down: int, label
 
 def tau_by_size(folders: list[Path], stem: Path) -> list[Path]:
     """τ against the number of training networks, where there are runs of several sizes."""
-    written = []
-    for zoo, target in _targets(folders, stem):
-        if lines := zoo.by_size():
-            written += _save_lines(target, lines, zoo.label)
-    return written
+    return _save_lines(stem, {zoo.label: zoo.by_size() for zoo in gather(folders).zoos})
 
 
 def learning_curve(records: list[RunRecord], stem: Path) -> list[Path]:
     """τ against the number of training networks, from the cells of a learning curve."""
-    written = []
     views = lay_out(LEARNING_CURVE.name, records)
-    for view, target in zip(views, _stems(stem, len(views)), strict=True):
-        written += _save_lines(target, curve_lines(view), view.zoo)
-    return written
+    return _save_lines(stem, {view.zoo: curve_lines(view) for view in views})
 
 
-def paint_lines(figure: Figure, lines: Mapping[str, list[RunRecord]], title: str) -> None:
+def _save_lines(stem: Path, by_zoo: Mapping[str, Mapping[str, list[RunRecord]]]) -> list[Path]:
+    return _save(stem, [
+        Sheet(6.4, 3.6, partial(_paint_lines, lines=lines, title=zoo))
+        for zoo, lines in by_zoo.items()
+        if lines
+    ])  # fmt: skip
+
+
+def _paint_lines(figure: Figure, lines: Mapping[str, list[RunRecord]], title: str) -> None:
     """τ with its standard error for each model, over numbers of networks that double."""
     axes = figure.subplots()
     for model, records in lines.items():
@@ -166,10 +176,6 @@ def _apart(sizes: set[int]) -> list[int]:
     return kept[::-1]
 
 
-def _save_lines(stem: Path, lines: Mapping[str, list[RunRecord]], title: str) -> list[Path]:
-    return _save(stem, (6.4, 3.6), lambda figure: paint_lines(figure, lines, title))
-
-
 def _panel(axes: Axes, part: dict[str, Any]) -> None:
     """One model: one mark per network, shape and colour by optimiser."""
     axes.plot((0, 100), (0, 100), color="#9a9a9a", linewidth=0.8, linestyle=(0, (4, 4)))
@@ -185,29 +191,19 @@ def _panel(axes: Axes, part: dict[str, Any]) -> None:
     axes.set(xlim=(0, 100), ylim=(0, 100), xticks=range(0, 101, 25), yticks=range(0, 101, 25))
 
 
-def _targets(folders: list[Path], stem: Path) -> list[tuple[ZooStudy, Path]]:
-    """Each zoo with the path of its figure; numbered where there are several."""
-    zoos = gather(folders).zoos
-    return list(zip(zoos, _stems(stem, len(zoos)), strict=True))
-
-
-def _stems(stem: Path, count: int) -> list[Path]:
-    if count == 1:
-        return [stem]
-    return [stem.with_name(f"{stem.name}-{i}") for i in range(1, count + 1)]
-
-
-def _save(stem: Path, size: tuple[float, float], paint: Callable[[Figure], None]) -> list[Path]:
-    """Draw once and write every format atomically."""
+def _save(stem: Path, sheets: Sequence[Sheet]) -> list[Path]:
+    """Draw each sheet once and write every format atomically; numbered if there are several."""
     check_matplotlib()
     import matplotlib
 
     written = []
-    with matplotlib.rc_context(_STYLE):
-        figure = blank_figure(*size, RunError)
-        paint(figure)
-        for kind in FORMATS:
-            target = stem.with_name(f"{stem.name}.{kind}")
-            about = {"Date": None} if kind == "svg" else None
-            written.append(save_figure(figure, target, RunError, about))
+    for i, sheet in enumerate(sheets, 1):
+        name = stem.name if len(sheets) == 1 else f"{stem.name}-{i}"
+        with matplotlib.rc_context(_STYLE):
+            figure = blank_figure(sheet.width, sheet.height, RunError)
+            sheet.paint(figure)
+            for kind in FORMATS:
+                about = {"Date": None} if kind == "svg" else None
+                target = stem.with_name(f"{name}.{kind}")
+                written.append(save_figure(figure, target, RunError, about))
     return written

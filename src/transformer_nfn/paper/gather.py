@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.paper.numbers import (
     LEARNING_CURVE,
     MIXED,
@@ -19,15 +20,16 @@ from transformer_nfn.paper.numbers import (
     TABLE_5,
     TABLE_6,
     TRANSFER,
+    WHOLE,
     model_name,
 )
 from transformer_nfn.paper.table_text import (
     TableView,
     check_topic,
-    finite,
-    is_variant,
+    highest_first,
     lay_out,
     mean_tau,
+    place,
     zoo_label,
 )
 from transformer_nfn.prediction.runs import (
@@ -48,6 +50,9 @@ ABOUT = "reports are about accuracies, which are numbers from 0 to 1 in a column
 # Tables whose cells change the predictor itself are never compared.
 _VARIANTS = (TABLE_3.topic, TABLE_5.topic, TABLE_6.topic, TRANSFER)
 _NEEDED = ("seed", "split", "row", "accuracy", "predicted")
+# A predictor may leave the range of accuracies, though not by far.
+_FAR = (-1000.0, 1000.0)
+_BOUNDS = {"accuracy": (0.0, 1.0), "predicted": _FAR, "low": _FAR, "high": _FAR}
 Columns = dict[str, np.ndarray]
 
 
@@ -74,6 +79,12 @@ class Run:
         return Target.from_json(self.record.target, str(self.folder / RUN_FILE))
 
     @property
+    def rank(self) -> float:
+        """Sorts the highest τ first, and runs without one last."""
+        tau = mean_tau(self.record)[0]
+        return 2.0 if tau is None else -tau
+
+    @property
     def own(self) -> bool:
         """Whether the networks are checkpoints of any family."""
         return "families" in self.record.zoo
@@ -93,38 +104,44 @@ class Run:
     def sample(self) -> tuple[Any, ...]:
         """The choice of networks; equal for comparable runs."""
         chosen = self.record.selection
-        return (
-            self.percent,
-            chosen.get("min_accuracy") or None,
-            chosen.get("augment"),
-        )
+        return self.percent, chosen.get("min_accuracy") or None, chosen.get("augment")
+
+    def part(self, split: str) -> Columns:
+        """Predictions of all seeds on a part, ``val`` or ``test``; no rows where none were kept."""
+        columns = self.predictions
+        chosen = (columns["split"] == split) & np.isfinite(columns["accuracy"])
+        if split == "test":
+            chosen &= np.isfinite(columns["predicted"])
+        return {key: values[chosen] for key, values in columns.items()}
 
     @cached_property
-    def tested(self) -> Columns | None:
-        """Predictions on the test parts of all seeds, None where none were kept."""
-        everything = self.predictions
-        if everything is None:
-            return None
-        chosen = (everything["split"] == "test") & np.isfinite(everything["accuracy"])
-        chosen &= np.isfinite(everything["predicted"])
-        return {key: values[chosen] for key, values in everything.items()}
-
-    @cached_property
-    def predictions(self) -> Columns | None:
+    def predictions(self) -> Columns:
         """All predictions of a finished run, with every column that the report needs."""
         path = self.folder / PREDICTIONS_FILE
         if not self.done or not path.exists():
-            return None
+            return {name: np.zeros(0) for name in (*_NEEDED, *_BOUNDS)}
         columns = read_predictions(self.folder)
-        missing = [name for name in _NEEDED if name not in columns]
-        if missing:
+        if missing := [name for name in _NEEDED if name not in columns]:
             raise RunError(f"'{path}' has no column '{missing[0]}'")
-        for name in ("accuracy", "predicted", "low", "high"):
+        for name in ("row", "seed"):
+            if not np.issubdtype(columns[name].dtype, np.integer):
+                raise RunError(
+                    f"'{path}': expected whole numbers in column '{name}', found "
+                    f"{columns[name].dtype}"
+                )
+        for name, (low, high) in _BOUNDS.items():
             given = columns.get(name, np.full(len(columns["row"]), np.nan))
             try:
                 columns[name] = given.astype(float)
             except (TypeError, ValueError) as error:
                 raise RunError(f"'{path}': column '{name}' is not of numbers") from error
+            finite = columns[name][np.isfinite(columns[name])]
+            outside = finite[(finite < low) | (finite > high)]
+            if len(outside):
+                raise RunError(
+                    f"'{path}': expected {low:g} to {high:g} in column '{name}', found "
+                    f"{outside[0]:g}"
+                )
         for name in CONFIGURATION:
             columns.setdefault(name, np.full(len(columns["row"]), None, dtype=object))
         if "kind" in columns and "run" in columns:  # run names are unique within a size only
@@ -136,9 +153,7 @@ class Run:
     def log(self) -> list[dict[str, Any]]:
         """The lines of the training log, empty where there is none."""
         path = self.folder / LOG_FILE
-        if not path.is_file():
-            return []
-        return read_log(path)
+        return read_log(path) if path.is_file() else []
 
 
 @dataclass(frozen=True)
@@ -158,17 +173,22 @@ class ZooStudy:
     @property
     def finished(self) -> list[Run]:
         """The compared runs that have a result, best first."""
-        return sorted((run for run in self.main if run.done), key=lambda run: _rank(run.record))
+        return sorted((run for run in self.main if run.done), key=lambda run: run.rank)
 
     @property
     def best(self) -> Run | None:
         """The compared run of the highest τ."""
         return self.finished[0] if self.finished else None
 
+    @property
+    def example(self) -> Run:
+        """A run whose record describes the zoo."""
+        return self.best or (self.main or self.runs)[0]
+
     def by_size(self) -> dict[str, list[RunRecord]]:
         """Runs of each model by number of training networks, where there are several.
 
-        The model that ends highest comes first.
+        In the order of `highest_first`.
         """
         if not self.main:
             return {}
@@ -182,8 +202,7 @@ class ZooStudy:
         sizes = {train for runs in by_model.values() for train in runs}
         if len(sizes) < 2:
             return {}
-        order = sorted(by_model, key=lambda model: _rank(by_model[model][max(by_model[model])]))
-        return {model: [by_model[model][n] for n in sorted(by_model[model])] for model in order}
+        return highest_first({m: [runs[n] for n in sorted(runs)] for m, runs in by_model.items()})
 
 
 @dataclass(frozen=True)
@@ -216,21 +235,16 @@ def gather(folders: Iterable[Path]) -> Study:
     by_zoo: dict[str, list[Run]] = {}
     for run in runs:
         by_zoo.setdefault(run.label, []).append(run)
+
+    def filled(name: str) -> list[TableView]:
+        return [view for view in lay_out(name, [run.record for run in runs]) if view.ours]
+
     return Study(
         runs=runs,
         others=others,
         zoos=[ZooStudy(label, group, _compared(group)) for label, group in by_zoo.items()],
-        tables=[
-            view
-            for name in (*PAPER_TABLES, MIXED.name)
-            for view in lay_out(name, [run.record for run in runs])
-            if view.ours
-        ],
-        curves={
-            view.zoo: view
-            for view in lay_out(LEARNING_CURVE.name, [run.record for run in runs])
-            if view.ours
-        },
+        tables=[view for name in (*PAPER_TABLES, MIXED.name) for view in filled(name)],
+        curves={view.zoo: view for view in filled(LEARNING_CURVE.name)},
     )
 
 
@@ -261,27 +275,16 @@ def _compared(runs: list[Run]) -> list[Run]:
 
 
 def _varies(run: Run) -> bool:
-    table = run.record.table
-    return table is not None and (table.get("table") in _VARIANTS or is_variant(run.record))
-
-
-def _rank(record: RunRecord) -> float:
-    tau = mean_tau(record)[0]
-    return 2.0 if tau is None else -tau
+    """Whether a run is another predictor than its model by default, or part of one."""
+    topic, _, column = place(run.record)
+    return topic in _VARIANTS or (topic == MIXED.topic and column != WHOLE)
 
 
 def _check(folder: Path, record: RunRecord) -> None:
+    fields = Fields(record.selection, str(folder / RUN_FILE), RunError, "selection")
     for name in ("train", "val", "test"):
-        value = record.selection.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise _not_selected(folder, name, "a whole number", value)
+        if fields.has(name):
+            fields.whole(name)
     for name in ("percent", "min_accuracy", "augment"):
-        value = record.selection.get(name)
-        if value is not None and finite(value) is None:
-            raise _not_selected(folder, name, "a number", value)
-
-
-def _not_selected(folder: Path, name: str, expected: str, found: Any) -> RunError:
-    return RunError(
-        f"'{folder / RUN_FILE}': 'selection.{name}' expected {expected}, found {found!r}"
-    )
+        if fields.has(name):
+            fields.number(name)

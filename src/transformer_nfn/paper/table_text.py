@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,15 +19,16 @@ from transformer_nfn.paper.numbers import (
     LEFT_OUT,
     MIXED,
     MODEL_NAMES,
+    NOTHING,
     TABLE_5,
     TABLE_7,
     TESTED,
     TESTED_LEFT_OUT,
     TOPICS,
-    WHOLE,
     WITHIN,
     PaperTable,
     largest_change,
+    mean_text,
     model_name,
     table_named,
     table_of,
@@ -35,7 +37,7 @@ from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RUN_FILE, RunError, Ru
 
 ALL_NETWORKS = "all"
 SEEDS_TOGETHER = "seeds together"
-_NOTHING = "–"
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class TableView:
         """Rows with the highest τ of the column, as printed."""
         if column in (CHANGE, "parameters") or self.paper.quantity != "tau":
             return set()
-        return _highest(
+        return best_keys(
             {row: cell.value for (row, at), cell in self.ours.items() if at == column}
         )
 
@@ -85,9 +87,9 @@ class TableView:
         texts = []
         for column in self.columns:
             every = {r: cell.together for (r, at), cell in self.ours.items() if at == column}
-            text = mean_text(every.get(row), None)
-            texts.append(f"**{text}**" if row in _highest(every) else text)
-        return texts if any(text != _NOTHING for text in texts) else []
+            text = mean_text(every.get(row))
+            texts.append(f"**{text}**" if row in best_keys(every) else text)
+        return texts if any(text != NOTHING for text in texts) else []
 
     def reasons(self) -> list[str]:
         """A sentence for each cell without a number."""
@@ -113,7 +115,7 @@ class TableView:
 
 def check_topic(record: RunRecord, folder: Path) -> None:
     """Reject the cell of a table that is filed under no topic, such as under an old number."""
-    topic = None if record.table is None else record.table.get("table")
+    topic, _, _ = place(record)
     if record.table is not None and topic not in TOPICS:
         raise RunError(
             f"'{folder / RUN_FILE}': 'table.table' expected one of {', '.join(TOPICS)}, found "
@@ -130,8 +132,7 @@ def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
     paper = table_named(name)
     views: dict[str, TableView] = {}
     for record in records:
-        topic = str((record.table or {}).get("table"))
-        if table_of(topic, record.zoo.get("task")) is not paper:
+        if table_of(place(record)[0], record.zoo.get("task")) is not paper:
             continue
         zoo = zoo_label(record)
         if paper.by_task:
@@ -203,14 +204,6 @@ def zoo_size(zoo: Mapping[str, Any]) -> int | None:
     return None
 
 
-def mean_text(value: float | None, error: float | None) -> str:
-    """``0.905 ± 0.002``, without the error where there is one seed only."""
-    if value is None or value != value:
-        return _NOTHING
-    text = f"{value:.3f}".replace("-", "−")
-    return text if error is None or error != error else f"{text} ± {error:.3f}"
-
-
 def markdown_table(name: str, records: list[RunRecord]) -> str:
     """A table in Markdown: our row, and under it the paper's."""
     return "\n".join(_markdown(view) for view in lay_out(name, records))
@@ -260,29 +253,51 @@ def _cells_of(paper: PaperTable, record: RunRecord) -> list[tuple[str, str, OurC
     """The cells of a record: one, or two where the table has parameters too."""
     if paper.name == MIXED.name:
         return _cells_of_kinds(record)
-    table = record.table or {}
-    row, column = str(table.get("row")), str(table.get("column"))
-    tau = OurCell(record, *mean_tau(record), mean_text(*mean_tau(record)))
-    count = record.num_parameters
-    size = OurCell(record, count, None, _NOTHING if count is None else f"{count:,}")
+    _, row, column = place(record)
+    size = _count_cell(record, record.num_parameters)
     if paper is TABLE_5:
-        return [(row, "tau", tau), (row, "parameters", size)]
-    return [(row, column, size if paper.quantity == "parameters" else tau)]
+        return [(row, "tau", _tau_cell(record)), (row, "parameters", size)]
+    return [(row, column, size if paper.quantity == "parameters" else _tau_cell(record))]
 
 
 def _cells_of_kinds(record: RunRecord) -> list[tuple[str, str, OurCell]]:
-    """A cell of τ for each size, and its number of networks."""
+    """A cell of τ for each size, as if only its networks had been tested, and their number."""
+    _, row, column = place(record)
+    if record.status != "done":
+        return [(row, column, _tau_cell(record))]
+    summary, left_out = record.summary, column == LEFT_OUT
+    if left_out:
+        figures = {row: summary.get(LEFT_OUT, {}).get(row, {})}
+    else:
+        every = {**summary, "networks": record.selection.get("test")}
+        figures = {**summary.get("kinds", {}), ALL_KINDS: every}
+        figures[WITHIN] = {"tau": summary.get("tau_within")}
     found = []
-    for row, column, part in kind_records(record):
-        found.append((row, column, OurCell(part, *mean_tau(part), mean_text(*mean_tau(part)))))
-        count, held = part.selection.get("test"), part.summary.get("coverage")
-        left_out = column == LEFT_OUT
-        if part.status == "done" and row != WITHIN and isinstance(count, int):
+    for kind, values in figures.items():
+        count, held = values.get("networks"), values.get("coverage")
+        part = replace(record, summary=values, selection={**record.selection, "test": count})
+        found.append((kind, column, _tau_cell(part)))
+        if isinstance(count, int):
             where = TESTED_LEFT_OUT if left_out else TESTED
-            found.append((row, where, OurCell(part, count, None, f"{count:,}")))
+            found.append((kind, where, _count_cell(part, count)))
         if left_out and held is not None:
-            found.append((row, HELD, OurCell(part, held, None, f"{100 * held:.0f} %")))
+            found.append((kind, HELD, OurCell(part, held, None, f"{100 * held:.0f} %")))
     return found
+
+
+def place(record: RunRecord) -> tuple[str, str, str]:
+    """Topic, row and column of the cell that a run fills; empty texts for other runs."""
+    table = record.table or {}
+    topic, row, column = (str(table.get(key, "")) for key in ("table", "row", "column"))
+    return topic, row, column
+
+
+def _tau_cell(record: RunRecord) -> OurCell:
+    return OurCell(record, *mean_tau(record), mean_text(*mean_tau(record)))
+
+
+def _count_cell(record: RunRecord, count: int | None) -> OurCell:
+    return OurCell(record, count, None, NOTHING if count is None else f"{count:,}")
 
 
 def _agreement(record: RunRecord) -> Mapping[str, Any]:
@@ -291,12 +306,13 @@ def _agreement(record: RunRecord) -> Mapping[str, Any]:
     return found
 
 
-def _highest(values: Mapping[str, float | None]) -> set[str]:
+def best_keys(values: Mapping[Key, float | None], *, lowest: bool = False) -> set[Key]:
     """Keys of the highest value as printed; none where there is nothing to compare."""
     known = {key: round(value, 3) for key, value in values.items() if value is not None}
     if len(known) < 2:
         return set()
-    return {key for key, value in known.items() if value == max(known.values())}
+    best = (min if lowest else max)(known.values())
+    return {key for key, value in known.items() if value == best}
 
 
 def _add_changes(view: TableView) -> None:
@@ -304,9 +320,9 @@ def _add_changes(view: TableView) -> None:
     for row in view.rows:
         cells = [view.ours.get((row, column)) for column in view.paper.columns]
         change = largest_change([cell.value if cell else None for cell in cells])
-        known = next((cell for cell in cells if cell), None)
-        if change is not None and known is not None:
-            view.ours[row, CHANGE] = OurCell(known.record, change.value, None, change.text)
+        if change is not None:
+            record = next(cell.record for cell in cells if cell)
+            view.ours[row, CHANGE] = OurCell(record, change.value, None, change.text)
 
 
 def _arrange_curve(view: TableView) -> None:
@@ -330,33 +346,43 @@ def _markdown(view: TableView) -> str:
     source = f" Paper: {paper.zoo}." if paper.printed else ""
     # Whose number it is, where there is more than ours.
     whose = [""] if paper.printed else []
-    lines = [
-        f"**{paper.heading}. {paper.title}.**{zoo}{source}",
-        "",
-        "| " + " | ".join([paper.corner, *whose, *view.columns.values()]) + " |",
-        "|---|" + "---|" * len(whose) + "--:|" * len(view.columns),
-    ]
+    rows = []
     for row, label in view.rows.items():
         ours, theirs = [_escape(label), *(["here"] if whose else [])], ["", "paper"]
         for column in view.columns:
             text = _short(view.ours.get((row, column)))
             ours.append(f"**{text}**" if row in view.best(column) else text)
             printed = view.paper.cell(row, column)
-            theirs.append(f"*{printed.text}*" if printed else _NOTHING)
-        lines.append("| " + " | ".join(ours) + " |")
+            theirs.append(f"*{printed.text}*" if printed else NOTHING)
+        rows.append(ours)
         if together := view.together(row):
-            first = ["", SEEDS_TOGETHER] if whose else [SEEDS_TOGETHER]
-            lines.append("| " + " | ".join([*first, *together]) + " |")
-        if any(text != _NOTHING for text in theirs[2:]):
-            lines.append("| " + " | ".join(theirs) + " |")
+            rows.append([*whose, SEEDS_TOGETHER, *together])
+        if any(text != NOTHING for text in theirs[2:]):
+            rows.append(theirs)
     notes = [*([paper.note] if paper.note else []), *view.agreements(), *view.reasons()]
-    lines += ["", *(f"- {note}" for note in notes), *([""] if notes else [])]
-    return "\n".join(lines)
+    return "\n".join([
+        f"**{paper.heading}. {paper.title}.**{zoo}{source}",
+        "",
+        *markdown_rows([paper.corner, *whose], view.columns.values(), rows),
+        "",
+        *(f"- {note}" for note in notes),
+        *([""] if notes else []),
+    ])  # fmt: skip
+
+
+def markdown_rows(
+    corner: Sequence[str], columns: Iterable[str], rows: Iterable[Sequence[str]]
+) -> list[str]:
+    """A table in Markdown: headings of its first columns and of those with numbers, then rows."""
+    head = [*corner, *columns]
+    rule = f"|{'---|' * len(corner)}{'--:|' * (len(head) - len(corner))}"
+    first, *others = (f"| {' | '.join(row)} |" for row in (head, *rows))
+    return [first, rule, *others]
 
 
 def _short(cell: OurCell | None) -> str:
     if cell is None:
-        return _NOTHING
+        return NOTHING
     return _escape(cell.reason.partition(":")[0]) if cell.reason else cell.text
 
 
@@ -365,44 +391,15 @@ def _escape(text: str) -> str:
 
 
 def curve_lines(view: TableView) -> dict[str, list[RunRecord]]:
-    """Runs of each model by number of networks; the model with the highest end comes first."""
-    lines = {}
-    for row in view.rows:
-        cells = [view.ours.get((row, column)) for column in view.columns]
-        records = [
-            cell.record
-            for cell in cells
-            if cell is not None and cell.value is not None
-            if isinstance(cell.record.selection.get("train"), int)
-        ]
-        if records:
-            lines[row] = records
+    """Runs of each model by number of networks, `highest_first`."""
+    lines: dict[str, list[RunRecord]] = {}
+    for row, column in itertools.product(view.rows, view.columns):
+        cell = view.ours.get((row, column))
+        if cell and cell.value is not None and isinstance(cell.record.selection.get("train"), int):
+            lines.setdefault(row, []).append(cell.record)
+    return highest_first(lines)
+
+
+def highest_first(lines: Mapping[str, list[RunRecord]]) -> dict[str, list[RunRecord]]:
+    """The same lines, that with the highest τ at its end first."""
     return dict(sorted(lines.items(), key=lambda line: -line[1][-1].summary["tau"]))
-
-
-def kind_records(record: RunRecord) -> Iterator[tuple[str, str, RunRecord]]:
-    """Row, column and record of each size, as if only its networks had been tested."""
-    table = record.table or {}
-    row, column = str(table.get("row")), str(table.get("column"))
-    if record.status != "done":
-        yield row, column, record
-        return
-    if column == LEFT_OUT:
-        yield row, column, _of_kind(record, record.summary.get(LEFT_OUT, {}).get(row, {}))
-        return
-    for kind, figures in record.summary.get("kinds", {}).items():
-        yield kind, column, _of_kind(record, figures)
-    yield ALL_KINDS, column, record
-    mean = {"tau": record.summary.get("tau_within")}
-    yield WITHIN, column, replace(record, summary=mean)
-
-
-def is_variant(record: RunRecord) -> bool:
-    """Whether a run of the mixed table is not the full model on all sizes."""
-    table = record.table or {}
-    return table.get("table") == MIXED.topic and table.get("column") != WHOLE
-
-
-def _of_kind(record: RunRecord, figures: Mapping[str, Any]) -> RunRecord:
-    selection = {**record.selection, "test": figures.get("networks")}
-    return replace(record, summary=dict(figures), selection=selection)

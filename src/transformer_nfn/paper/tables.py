@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from transformer_nfn.io.files import write_parquet, write_text
 from transformer_nfn.known_tasks import KNOWN_TASKS, task_title
-from transformer_nfn.paper.cells import Cell, PartsCache, fill_cell, fill_cells_on_ray
+from transformer_nfn.paper.cells import Cell, cell_networks, fill_cell, fill_cells_on_ray
 from transformer_nfn.paper.numbers import (
     ALL_KINDS,
     INVARIANTS,
@@ -37,7 +38,6 @@ from transformer_nfn.prediction.predictors import PAPER_MODELS
 from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
 from transformer_nfn.zoo.store import check_outside_zoos
 
-THRESHOLDS = {"all": 0.0, "0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8}
 EXTRA_MODELS = ("invariant_boosting", "invariant_mlp", "whole_network")
 SMALLEST = 64
 """Fewest training networks of a learning curve."""
@@ -53,26 +53,26 @@ def zoo_cells(
     sizes: Sequence[int] | None = None,
     leave_out: Sequence[str] | None = None,
 ) -> list[Cell]:
-    """The cells of a table for a zoo; see `table_cells` and `mixed_cells`."""
+    """The cells of a table for a zoo, see `table_cells`.
+
+    Of a mixed zoo: all sizes, invariants alone, and sizes left out.
+    """
     from transformer_nfn.zoo import MixedZoo, Zoo
 
-    table_named(name)
-    if name == MIXED.name:
+    if table_named(name) is MIXED:
         weights = {n: zoo.sizes.num_weights for n, zoo in MixedZoo.open(zoo_path).zoos.items()}
-        return mixed_cells(kinds_to_leave_out(weights, leave_out))
+        topic, model = MIXED.topic, "whole_network"
+        return [
+            Cell(topic, ALL_KINDS, WHOLE, model),
+            Cell(topic, ALL_KINDS, INVARIANTS, model, {"probes": 0}),
+            *(
+                Cell(topic, kind, LEFT_OUT, model, leave_out=(kind,))
+                for kind in kinds_to_leave_out(weights, leave_out)
+            ),
+        ]
     zoo = Zoo.open(zoo_path)
     train = count_training(zoo, percent=percent) if name == LEARNING_CURVE.name else 0
     return table_cells(name, str(zoo.metadata["task"]["name"]), models, train, sizes)
-
-
-def mixed_cells(leave_out: Iterable[str]) -> list[Cell]:
-    """The cells of the table of a mixed zoo: all sizes, invariants alone, and sizes left out."""
-    topic, model = MIXED.topic, "whole_network"
-    return [
-        Cell(topic, ALL_KINDS, WHOLE, model),
-        Cell(topic, ALL_KINDS, INVARIANTS, model, {"probes": 0}),
-        *(Cell(topic, kind, LEFT_OUT, model, leave_out=(kind,)) for kind in leave_out),
-    ]
 
 
 def table_cells(
@@ -104,8 +104,8 @@ def table_cells(
     text = task in KNOWN_TASKS and not KNOWN_TASKS[task].patch
     if table in (TABLE_1, TABLE_2):
         return [
-            Cell(topic, model, column, model, min_accuracy=least)
-            for column, least in THRESHOLDS.items()
+            Cell(topic, model, column, model, min_accuracy=float(column.replace("all", "0")))
+            for column in table.columns
             for model in chosen
         ]
     if table is TABLE_3:
@@ -134,7 +134,7 @@ def table_cells(
             for column, size in curve_sizes(train, sizes).items()
             for model in chosen
         ]
-    raise RunError(f"'{name}' has the cells of a mixed zoo, see mixed_cells")
+    raise RunError(f"'{name}' has the cells of a mixed zoo, see zoo_cells")
 
 
 def curve_sizes(train: int, only: Sequence[int] | None = None) -> dict[str, int | None]:
@@ -157,12 +157,8 @@ def curve_sizes(train: int, only: Sequence[int] | None = None) -> dict[str, int 
             )
     if only:
         return {str(size): size for size in sorted(set(only))}
-    sizes: dict[str, int | None] = {}
-    size = SMALLEST
-    while size < train:
-        sizes[str(size)] = size
-        size *= 2
-    return {**sizes, ALL_NETWORKS: None}
+    doubled = (SMALLEST << i for i in range(train.bit_length()))
+    return {**{str(size): size for size in doubled if size < train}, ALL_NETWORKS: None}
 
 
 def kinds_to_leave_out(weights: Mapping[str, int], chosen: Sequence[str] | None) -> list[str]:
@@ -217,35 +213,34 @@ def reproduce(
         sizes: see `table_cells`.
         leave_out: sizes left out in turn (mixed); by default a small, a medium and a large one.
         device: device of neural predictors.
-        progress: called with the cell and its events.
+        progress: called with the cell and its events, of which the last has its ``result``.
         engine: ``local``, or ``ray`` for one task per cell on a cluster.
         address: address of the Ray cluster; None starts one here.
     """
     check_outside_zoos(out)
-    if engine != "ray" and address is not None:
-        raise RunError(f"an address is for the engine ray, found {engine}")
     cells = zoo_cells(name, zoo_path, models, percent, sizes, leave_out)
     for path in sorted(out.glob(f"cells/*/{RUN_FILE}")):
         check_topic(RunRecord.read(path.parent), path.parent)
     how: dict[str, Any] = dict(seeds=seeds, epochs=epochs, percent=percent, device=device)
+    filled: Iterable[tuple[Cell, RunRecord]]
     if engine == "ray":
-        records = fill_cells_on_ray(
-            zoo_path, cells, out, how, address=address, progress=progress
-        )
+        filled = fill_cells_on_ray(zoo_path, cells, out, how, address=address)
     elif engine == "local":
-        cache, records = PartsCache(), []
-        for cell in cells:
-            report = None if progress is None else (lambda line, c=cell: progress(c, line))
-            records.append(fill_cell(zoo_path, cell, out, cache=cache, report=report, **how))
-            if progress is not None:
-                progress(cell, {"done": True, "record": records[-1]})
+        how["read"] = lru_cache(maxsize=1)(cell_networks)
+        told = progress or (lambda cell, line: None)
+        filled = (
+            (cell, fill_cell(zoo_path, cell, out, report=partial(told, cell), **how))
+            for cell in cells
+        )
     else:
         raise RunError(f"engine must be 'local' or 'ray', found '{engine}'")
-    write_table(name, records, out)
-    return records
-
-
-def write_table(name: str, records: list[RunRecord], out: Path) -> None:
-    """Write ``NAME.parquet`` and ``NAME.md`` into a folder."""
+    found: dict[str, RunRecord] = {}
+    for cell, record in filled:
+        found[cell.folder] = record
+        if progress is not None:
+            tau = f"τ {record.summary['tau']:.3f}" if record.summary else record.status
+            progress(cell, {"result": tau})
+    records = [found[cell.folder] for cell in cells]
     write_text(out / f"{name}.md", markdown_table(name, records))
     write_parquet(out / f"{name}.parquet", table_columns(name, records), RunError)
+    return records

@@ -6,7 +6,8 @@ Accuracies of different tasks are not comparable, their order is: a cell is Kend
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,30 +17,25 @@ import torch
 from transformer_nfn.io.files import write_parquet, write_text
 from transformer_nfn.models import Network, WholeNetwork
 from transformer_nfn.models.whole_network.probes import MAX_TOKENS
-from transformer_nfn.paper.numbers import TRANSFER, model_name
-from transformer_nfn.paper.table_text import SEEDS_TOGETHER, mean_text, zoo_label
-from transformer_nfn.paper.tables import EXTRA_MODELS
-from transformer_nfn.prediction.data import (
-    PERCENT,
-    Dataset,
-    Selection,
-    describe_zoo,
-    load_parts,
-    load_rows,
+from transformer_nfn.paper.cells import Cell, fill_cell
+from transformer_nfn.paper.numbers import TRANSFER, mean_text, model_name
+from transformer_nfn.paper.table_text import (
+    SEEDS_TOGETHER,
+    markdown_rows,
+    mean_tau,
+    seeds_together,
+    zoo_label,
 )
-from transformer_nfn.prediction.experiment import Experiment, train_run
+from transformer_nfn.paper.tables import EXTRA_MODELS
+from transformer_nfn.prediction.data import PERCENT, Dataset, Selection, describe_zoo, load_rows
 from transformer_nfn.prediction.metrics import kendall_tau, standard_error
 from transformer_nfn.prediction.predictors import (
-    ALL_CHECKPOINTS,
-    NEURAL,
     PAPER_MODELS,
     Predictor,
     load_predictors,
     seed_predictions,
 )
-from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RUN_FILE, RunError, RunRecord, find_runs
-from transformer_nfn.prediction.strategies import Protocol
-from transformer_nfn.prediction.training import Execution
+from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord, find_runs
 from transformer_nfn.prediction.training_set import TrainingDigests
 from transformer_nfn.prediction.uncertainty import TrainedSizes
 from transformer_nfn.zoo import NetworkSizes, Zoo
@@ -76,29 +72,26 @@ class Ranking:
     status: str = "done"
 
 
-@dataclass(frozen=True)
-class Learner:
-    """A predictor with options."""
-
-    words: str
-    model: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+def _learner(name: str, **options: Any) -> Cell:
+    return Cell(NAME, name, "home", name.partition(":")[0], options, keep=True)
 
 
-LEARNERS: Mapping[str, Learner] = {
-    **{name: Learner(model_name(name), name) for name in (*PAPER_MODELS, *EXTRA_MODELS)},
-    "whole_network:invariants": Learner(
-        "Whole network, invariants alone", "whole_network", {"probes": 0}
-    ),
-    "invariant_boosting:whole": Learner(
-        "Boosting on whole invariants", "invariant_boosting", {"whole": True}
-    ),
-    "invariant_mlp:whole": Learner("MLP on whole invariants", "invariant_mlp", {"whole": True}),
+LEARNERS: Mapping[str, Cell] = {
+    cell.row: cell
+    for cell in (
+        *map(_learner, (*PAPER_MODELS, *EXTRA_MODELS)),
+        _learner("whole_network:invariants", probes=0),
+        _learner("invariant_boosting:whole", whole=True),
+        _learner("invariant_mlp:whole", whole=True),
+    )
 }
 """Models of all tables, and those that read networks of any patch, tokens and classes."""
-
-
-Progress = Callable[[str, dict[str, Any]], None]
+_LABELS = {
+    "whole_network:invariants": "Whole network, invariants alone",
+    "invariant_boosting:whole": "Boosting on whole invariants",
+    "invariant_mlp:whole": "MLP on whole invariants",
+}
+Progress = Callable[[str, Mapping[str, Any]], None]
 
 
 def transfer(
@@ -135,9 +128,9 @@ def transfer(
     _check(zoos, home)
     check_outside_zoos(out)
     if (home / "zoo.json").is_file():
-        runs = (
-            _trained(home, name, out, seeds, epochs, percent, device, progress) for name in names
-        )
+        Zoo.open(home)
+        how: dict[str, Any] = dict(seeds=seeds, epochs=epochs, percent=percent, device=device)
+        runs = (_trained(home, LEARNERS[name], out, how, progress) for name in names)
     else:
         runs = ((folder, RunRecord.read(folder)) for folder in find_runs([home]))
     rankings: list[Ranking] = []
@@ -148,8 +141,11 @@ def transfer(
             own = [replace(r, row=f"{r.row} ({folder.name})") for r in own]
         rankings += own
         if progress is not None:
-            progress(own[0].row, {"rankings": own})
-    write_rankings(rankings, out)
+            taus = [r.status if r.tau is None else f"τ {r.tau:.3f}" for r in own]
+            progress(own[0].row, {"result": ", ".join(taus)})
+    write_text(out / f"{NAME}.md", transfer_markdown(rankings))
+    columns = {name: [getattr(r, name) for r in rankings] for name in Ranking.__annotations__}
+    write_parquet(out / f"{NAME}.parquet", columns, RunError)
     return rankings
 
 
@@ -172,44 +168,19 @@ def _networks(zoo: Zoo) -> set[tuple[str, int, int]]:
 
 
 def _trained(
-    home: Path,
-    name: str,
-    out: Path,
-    seeds: list[int],
-    epochs: int | None,
-    percent: int | None,
-    device: str,
-    progress: Progress | None,
+    home: Path, cell: Cell, out: Path, how: dict[str, Any], progress: Progress | None
 ) -> tuple[Path, RunRecord]:
     """Train the run of one learner, or read it."""
-    learner, zoo = LEARNERS[name], Zoo.open(home)
-    selection = Selection(percent, all_checkpoints=learner.model in ALL_CHECKPOINTS)
-    parts = load_parts(zoo, selection)
-    folder = out / "cells" / f"{NAME}-{name.replace(':', '-')}"
-    record = train_run(
-        describe_zoo(zoo),
-        parts.to(device) if learner.model in NEURAL else parts,
-        Experiment(
-            learner.model,
-            seeds,
-            Protocol.of(learner.model, epochs),
-            learner.options,
-            selection.to_json(),
-            {"table": NAME, "row": name, "column": "home"},
-        ),
-        folder,
-        execution=Execution(
-            report=None if progress is None else lambda line: progress(learner.words, line)
-        ),
-    )
-    return folder, record
+    label = _LABELS.get(cell.row, model_name(cell.model))
+    report = None if progress is None else partial(progress, label)
+    return out / "cells" / cell.folder, fill_cell(home, cell, out, report=report, **how)
 
 
 def _words(record: RunRecord) -> str:
     options = record.protocol.get("options") or {}
-    for learner in LEARNERS.values():
-        if learner.model == record.model and dict(learner.options) == options:
-            return learner.words
+    for name, label in _LABELS.items():
+        if (LEARNERS[name].model, LEARNERS[name].options) == (record.model, options):
+            return label
     text = ", ".join(f"{key} {value}" for key, value in options.items())
     return f"{model_name(record.model)} ({text})" if text else model_name(record.model)
 
@@ -217,18 +188,9 @@ def _words(record: RunRecord) -> str:
 def _at_home(folder: Path, record: RunRecord) -> Ranking:
     """Ranking of the run's test part."""
     record.check_finished(folder / RUN_FILE)
-    summary, label = record.summary, zoo_label(record)
-    several = len(record.seeds) > 1
-    return Ranking(
-        _words(record),
-        label,
-        label,
-        True,
-        int(record.selection.get("test", 0)),
-        float(summary["tau"]),
-        float(summary["tau_se"]) if several else None,
-        summary.get(ENSEMBLE_TAU) if several else None,
-    )
+    label, networks = zoo_label(record), int(record.selection.get("test", 0))
+    figures = (*mean_tau(record), seeds_together(record))
+    return Ranking(_words(record), label, label, True, networks, *figures)
 
 
 def _elsewhere(folder: Path, record: RunRecord, zoo: Zoo, percent: int | None) -> Ranking:
@@ -275,10 +237,9 @@ def misfit(predictor: Predictor, found: NetworkSizes, trained: NetworkSizes) -> 
     """Why a predictor cannot read networks of another task; None where it can."""
     if not getattr(predictor.inner, "any_task", False):
         return predictor.misfit(found, trained)
-    if bool(found.patch) != bool(trained.patch):
-        words = {True: "networks with an embedding of patches", False: "networks of word vectors"}
-        return f"expected {words[bool(trained.patch)]}, found {words[bool(found.patch)]}"
-    return None
+    words = ("networks of word vectors", "networks with an embedding of patches")
+    expected, given = (words[bool(sizes.patch)] for sizes in (trained, found))
+    return None if expected == given else f"expected {expected}, found {given}"
 
 
 def readable(predictor: Predictor, data: Dataset, sizes: NetworkSizes) -> Dataset:
@@ -290,43 +251,31 @@ def readable(predictor: Predictor, data: Dataset, sizes: NetworkSizes) -> Datase
     return replace(data, network=cast("Network", read))
 
 
-def write_rankings(rankings: Sequence[Ranking], out: Path) -> None:
-    """``transfer.md`` and ``transfer.parquet``."""
-    write_text(out / f"{NAME}.md", transfer_markdown(rankings))
-    columns = {name: [getattr(r, name) for r in rankings] for name in Ranking.__annotations__}
-    write_parquet(out / f"{NAME}.parquet", columns, RunError)
-
-
 def transfer_markdown(rankings: Sequence[Ranking]) -> str:
     """The table: a row for each predictor, the test part of its zoo first, then the others."""
     lines = ["**Transfer. Kendall’s τ of predictors on networks of other tasks.**", ""]
     zoos = list(dict.fromkeys(r.zoo for r in rankings if not r.at_home))
     for home in dict.fromkeys(r.home for r in rankings):
         part = [r for r in rankings if r.home == home]
-        lines += [*_rows(home, part, zoos), ""]
+        lines += [*_of_home(home, part, zoos), ""]
     notes = [f"- {r.row} → {r.zoo}: {r.status}" for r in rankings if r.status != "done"]
     lines += ["- Only the order counts; accuracies of different tasks are not comparable.", *notes]
     return "\n".join([*lines, ""])
 
 
-def _rows(home: str, rankings: Sequence[Ranking], zoos: Sequence[str]) -> list[str]:
+def _of_home(home: str, rankings: Sequence[Ranking], zoos: Sequence[str]) -> list[str]:
     counts = {r.zoo: r.networks for r in rankings if not r.at_home}
     tested = {r.networks for r in rankings if r.at_home}
     at_home = f"at home, {min(tested):,} tested" if len(tested) == 1 else "at home"
     columns = [f"{zoo}: {counts[zoo]:,} ranked" for zoo in zoos]
-    lines = [
-        f"Trained on: {home}.",
-        "",
-        "| Model | " + " | ".join([at_home, *columns]) + " |",
-        "|---|" + "--:|" * (1 + len(columns)),
-    ]
+    rows = []
     for row in dict.fromkeys(r.row for r in rankings):
         own = [r for r in rankings if r.row == row]
         cells = [next(r for r in own if r.at_home)]
         cells += [next(r for r in own if r.zoo == zoo and not r.at_home) for zoo in zoos]
         texts = [mean_text(r.tau, r.error) if r.status == "done" else "cannot read" for r in cells]
-        lines.append("| " + " | ".join([row, *texts]) + " |")
+        rows.append([row, *texts])
         if any(r.together is not None for r in cells):
-            together = [mean_text(r.together, None) for r in cells]
-            lines.append("| " + " | ".join([SEEDS_TOGETHER, *together]) + " |")
-    return lines
+            rows.append([SEEDS_TOGETHER, *(mean_text(r.together) for r in cells)])
+    table = markdown_rows(["Model"], [at_home, *columns], rows)
+    return [f"Trained on: {home}.", "", *table]

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.paper.gather import Run, Study, ZooStudy, model_order
+from transformer_nfn.paper.gather import Run, Study, model_order
 from transformer_nfn.paper.numbers import model_name
 from transformer_nfn.paper.table_text import (
-    OurCell,
     TableView,
     curve_lines,
     finite,
@@ -19,14 +18,7 @@ from transformer_nfn.paper.table_text import (
     zoo_size,
 )
 from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RunRecord
-from transformer_nfn.report.held_out import (
-    MILLION,
-    HeldOut,
-    NamedZoo,
-    SeedPart,
-    TestedModel,
-    plain,
-)
+from transformer_nfn.report.held_out import MILLION, HeldOut, TestedModel, plain
 from transformer_nfn.report.number_text import network_name
 
 BINS = 20
@@ -41,35 +33,32 @@ def as_script(data: dict[str, Any]) -> str:
     return text
 
 
-def zoo_data(
-    zoo: ZooStudy, tested: HeldOut, curve: TableView | None = None, source: NamedZoo | None = None
-) -> dict[str, Any]:
+def zoo_data(tested: HeldOut, curve: TableView | None = None) -> dict[str, Any]:
     """All of one zoo; an empty list where there is nothing to draw.
 
     Args:
-        zoo: the runs on it.
-        tested: their predictions for held-out networks.
+        tested: predictions for its held-out networks.
         curve: its learning curve, if there is one.
-        source: the zoo itself, if it was named.
     """
     parts: list[list[int]] = []
-    networks, reference = tested.networks, zoo_reference(zoo, source)
+    zoo, networks, record = tested.zoo, tested.networks, tested.zoo.example.record
     pairs = zip(networks.place, networks.run, strict=True)
+    everything = tested.everything
     return {
         "label": zoo.label,
-        "size": zoo_size(_record(zoo).zoo),
-        "chosen": [_record(zoo).selection.get(part) for part in PARTS],
+        "size": zoo_size(record.zoo),
+        "chosen": [record.selection.get(part) for part in PARTS],
         "models": [_model_data(run, tested.of(run), parts) for run in zoo.finished],
         "parts": parts,
         "networks": {
-            "name": [network_name(reference, place, run) for place, run in pairs],
+            "name": [network_name(tested.reference, place, run) for place, run in pairs],
             "run": [plain(run) for run in networks.run],
             "accuracy": networks.accuracy.tolist(),
             "settings": {name: networks.configuration[name] for name in networks.settings},
         },
-        "validation": networks.validation.tolist(),
-        "everything": None if source is None else np.round(source.accuracy, 6).tolist(),
-        "histogram": histogram(networks.accuracy if source is None else source.accuracy),
+        "validation": sorted(networks.validation),
+        "everything": None if everything is None else np.round(everything, 6).tolist(),
+        "histogram": histogram(networks.accuracy if everything is None else everything),
         "sizes": _lines(zoo.by_size() if curve is None else curve_lines(curve)),
         "curves": [
             _model(run) | {"seeds": seeds} for run in zoo.finished if (seeds := _curves(run))
@@ -97,19 +86,6 @@ def study_data(study: Study) -> dict[str, Any]:
     }
 
 
-def zoo_reference(zoo: ZooStudy, source: NamedZoo | None) -> str:
-    """Name of the zoo for ``tnfn predict``, before the ``#``."""
-    if source is not None:
-        return source.text
-    about = _record(zoo).zoo
-    return str(about.get("name") or about.get("task") or "ZOO")
-
-
-def _record(zoo: ZooStudy) -> RunRecord:
-    """The record that describes the zoo."""
-    return (zoo.best or (zoo.main or zoo.runs)[0]).record
-
-
 def histogram(accuracy: np.ndarray) -> dict[str, Any] | None:
     """Number of networks in each of twenty bands of accuracy; a bound is in the band above it."""
     values = np.rint(accuracy[np.isfinite(accuracy)] * MILLION).astype(np.int64)
@@ -132,16 +108,13 @@ def _model(run: Run) -> dict[str, Any]:
 def _model_data(run: Run, tested: TestedModel | None, parts: list[list[int]]) -> dict[str, Any]:
     """A compared model: its record, and its predictions for each test network."""
     summary, (tau, error) = run.record.summary, mean_tau(run.record)
-    by_seed: dict[Any, SeedPart] = {}
-    if tested is not None:
-        by_seed = {part.seed: part for part in tested.seeds}
+    tests = {} if tested is None else {part.seed: part for part in tested.seeds}
     seeds = []
     for entry in run.record.seeds:
         seed: dict[str, Any] = {"seed": plain(entry.get("seed"))}
         for key in ("tau", "tau_low", "tau_high", "r2", "mae"):
             seed[key] = number(entry.get(key), 6)
-        part = by_seed.get(entry.get("seed"))
-        if part is not None:
+        if (part := tests.get(entry.get("seed", -1))) is not None:
             seed["part"] = _place(part.network.tolist(), parts)
             for key in ("predicted", "low", "high"):
                 seed[key] = _or_none(getattr(part, key))
@@ -181,16 +154,15 @@ def _view_data(view: TableView) -> dict[str, Any]:
         "quantity": view.paper.quantity,
         "rows": list(view.rows),
         "columns": list(view.columns),
-        "cells": [_cell_data(*key, cell) for key, cell in view.ours.items()],
-    }
-
-
-def _cell_data(row: str, column: str, cell: OurCell) -> dict[str, Any]:
-    return {
-        "row": row,
-        "column": column,
-        "taus": _seed_taus(cell.record) if cell.record.status == "done" else [],
-        "parameters": cell.record.num_parameters,
+        "cells": [
+            {
+                "row": row,
+                "column": column,
+                "taus": _seed_taus(cell.record) if cell.record.status == "done" else [],
+                "parameters": cell.record.num_parameters,
+            }
+            for (row, column), cell in view.ours.items()
+        ],
     }
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from transformer_nfn.paper.gather import Run
+from transformer_nfn.prediction.metrics import r_squared
 from transformer_nfn.report.held_out import MILLION, HeldOut, SeedPart, TestedModel
 
 Z = 1.96
@@ -40,29 +42,21 @@ class GroupTable:
     """One number by a property of the networks.
 
     Attributes:
-        title: the property.
-        groups: its values with the number of networks.
+        grouping: by that property.
         rows: for each model the value in each group, None where there is no network.
     """
 
-    title: str
-    groups: list[tuple[str, int]]
+    grouping: Grouping
     rows: list[tuple[str, list[float | None]]]
 
-    def worst(self, name: str) -> tuple[str, float, int] | None:
-        """The largest value of a model's row, with its group and number of networks.
+    def worst(self, name: str) -> tuple[Group, float] | None:
+        """The largest value of a model's row, with its group.
 
         None where fewer than two groups have networks.
         """
-        known = [
-            (value, group, count)
-            for value, (group, count) in zip(dict(self.rows)[name], self.groups, strict=True)
-            if value is not None
-        ]
-        if len(known) < 2:
-            return None
-        value, group, count = max(known, key=lambda entry: entry[0])
-        return group, value, count
+        pairs = zip(self.grouping.groups, dict(self.rows)[name], strict=True)
+        known = [(group, value) for group, value in pairs if value is not None]
+        return max(known, key=lambda entry: entry[1]) if len(known) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -151,7 +145,7 @@ def error_table(tested: HeldOut, grouping: Grouping) -> GroupTable:
     table = _table(tested, grouping, lambda part: np.abs(part.predicted - accuracy[part.network]))
     if tested.always is not None:
         off = np.abs(accuracy - tested.always[0])
-        row = [_mean(off[group.member & _is_test(tested)]) for group in grouping.groups]
+        row = [_mean(off[group.member & tested.is_test]) for group in grouping.groups]
         table.rows.append((ALWAYS_THE_MEAN, row))
     return table
 
@@ -161,7 +155,7 @@ def inside_table(tested: HeldOut, grouping: Grouping) -> GroupTable:
     accuracy = tested.networks.accuracy
     table = _table(tested, grouping, lambda part: _inside(part, accuracy))
     rows = [(name, row) for name, row in table.rows if any(value is not None for value in row)]
-    return GroupTable(table.title, table.groups, rows)
+    return GroupTable(grouping, rows)
 
 
 def worst_networks(
@@ -189,36 +183,37 @@ def worst_networks(
 
 def baseline(tested: HeldOut) -> Baseline | None:
     """The mean accuracy of networks outside the test parts, predicted for every test network."""
-    accuracy = tested.networks.accuracy[tested.test]
+    accuracy = tested.networks.accuracy[tested.is_test]
     if tested.always is None or not len(accuracy):
         return None
     mean, networks = tested.always
-    total = float(((accuracy - accuracy.mean()) ** 2).sum())
-    r2 = 1 - float(((accuracy - mean) ** 2).sum()) / total if total > 0 else float("nan")
-    return Baseline(mean, networks, r2, float(np.abs(accuracy - mean).mean()))
+    predicted = np.full_like(accuracy, mean)
+    mae = float(np.abs(accuracy - mean).mean())
+    return Baseline(mean, networks, r_squared(accuracy, predicted), mae)
 
 
-def calibration(tested: HeldOut, model: TestedModel) -> Calibration | None:
+def calibration(tested: HeldOut, run: Run) -> Calibration | None:
     """Calibration over all seeds and test networks that have an interval."""
-    part = model.rows
-    known = np.isfinite(part.low) & np.isfinite(part.high)
+    model = tested.of(run)
+    if model is None:
+        return None
+    part, accuracy = model.rows, tested.networks.accuracy
+    inside, truth = _inside(part, accuracy), accuracy[part.network]
+    known = np.isfinite(inside)
     if not known.any():
         return None
-    accuracy = tested.networks.accuracy[part.network][known]
-    low, high = part.low[known], part.high[known]
-    below, above = accuracy < low, accuracy > high
     return Calibration(
-        inside=float((~below & ~above).mean()),
-        below=float(below.mean()),
-        above=float(above.mean()),
-        width=float((high - low).mean()),
+        inside=float(inside[known].mean()),
+        below=float((truth < part.low)[known].mean()),
+        above=float((truth > part.high)[known].mean()),
+        width=float((part.high - part.low)[known].mean()),
         networks=len(np.unique(part.network[known])),
     )
 
 
 def _by_optimizer(tested: HeldOut) -> Grouping | None:
     column = np.array([str(name) for name in tested.networks.configuration["optimizer"]])
-    names = {str(column[i]) for i in tested.test} - {"None"}
+    names = {*column[tested.is_test].tolist()} - {"None"}
     order = [name for name in _OPTIMIZERS if name in names]
     order += sorted(names - set(order))
     if not order:
@@ -228,10 +223,10 @@ def _by_optimizer(tested: HeldOut) -> Grouping | None:
 
 def _by_accuracy(tested: HeldOut) -> Grouping | None:
     """Five bands; bounds are integer percents, so that the labels are exact."""
-    if not len(tested.test):
+    values, tests = tested.networks.millionths, tested.networks.millionths[tested.is_test]
+    if not len(tests):
         return None
-    values = tested.networks.millionths
-    low, high = int(values[tested.test].min()), int(values[tested.test].max())
+    low, high = int(tests.min()), int(tests.max())
     percent = MILLION // 100
     if high - low > MILLION // 2:
         edges = [20 * i for i in range(6)]
@@ -250,13 +245,7 @@ def _by_accuracy(tested: HeldOut) -> Grouping | None:
 
 
 def _group(tested: HeldOut, label: str, member: np.ndarray) -> Group:
-    return Group(label, member, int((member & _is_test(tested)).sum()))
-
-
-def _is_test(tested: HeldOut) -> np.ndarray:
-    is_test = np.zeros(len(tested.networks.accuracy), dtype=bool)
-    is_test[tested.test] = True
-    return is_test
+    return Group(label, member, int((member & tested.is_test).sum()))
 
 
 def _inside(part: SeedPart, accuracy: np.ndarray) -> np.ndarray:
@@ -275,9 +264,8 @@ def _table(
     for model in tested.models:
         values, places = measure(model.rows), model.rows.network
         row = [_mean(values[group.member[places]]) for group in grouping.groups]
-        rows.append((model.name, row))
-    groups = [(group.label, group.count) for group in grouping.groups]
-    return GroupTable(grouping.title, groups, rows)
+        rows.append((model.run.name, row))
+    return GroupTable(grouping, rows)
 
 
 def _mean(values: np.ndarray) -> float | None:

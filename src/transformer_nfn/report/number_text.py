@@ -35,22 +35,20 @@ def fixed(value: float, digits: int) -> str:
     return f"{Decimal(value).quantize(step, ROUND_HALF_UP):f}".replace("-", "−")
 
 
-def decimal(value: Any) -> str:
-    """Three decimals, or a dash."""
+def decimal(value: Any, factor: int = 1, digits: int = 3, unit: str = "") -> str:
+    """A number with its decimals, or a dash."""
     known = finite(value)
-    return NOTHING if known is None else fixed(known, 3)
+    return NOTHING if known is None else f"{fixed(factor * known, digits)}{unit}"
 
 
 def percent(value: Any) -> str:
     """A share in percent, or a dash."""
-    known = finite(value)
-    return NOTHING if known is None else f"{fixed(100 * known, 1)} %"
+    return decimal(value, 100, 1, " %")
 
 
 def points(value: Any) -> str:
     """A difference of accuracies in percentage points."""
-    known = finite(value)
-    return NOTHING if known is None else f"{fixed(100 * known, 1)} points"
+    return decimal(value, 100, 1, " points")
 
 
 def count(value: Any) -> str:

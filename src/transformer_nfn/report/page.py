@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -15,13 +15,14 @@ from transformer_nfn import __version__
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.files import write_text
 from transformer_nfn.known_tasks import seeds_text
-from transformer_nfn.paper.gather import ABOUT, Run, Study, ZooStudy, gather
-from transformer_nfn.paper.table_text import mean_tau, mean_text, zoo_seeds, zoo_size
+from transformer_nfn.paper.gather import ABOUT, Run, Study, gather
+from transformer_nfn.paper.numbers import mean_text
+from transformer_nfn.paper.table_text import mean_tau, zoo_seeds, zoo_size
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.report import tables
-from transformer_nfn.report.chart_data import as_script, study_data, zoo_data, zoo_reference
+from transformer_nfn.report.chart_data import as_script, study_data, zoo_data
 from transformer_nfn.report.findings import calibration
-from transformer_nfn.report.held_out import HeldOut, NamedZoo, held_out, named_zoos
+from transformer_nfn.report.held_out import HeldOut, held_out, within_zoos
 from transformer_nfn.report.number_text import (
     NOTHING,
     count,
@@ -42,19 +43,6 @@ POLICY = (
 )
 # More points than this hide each other and make a chart slow; the page carries all the same.
 MOST_POINTS = 1000
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Time of writing, and the command that writes the page."""
-
-    written: datetime
-    command: str
-
-    @property
-    def date(self) -> str:
-        """The time of writing as text."""
-        return f"{self.written:%Y-%m-%d %H:%M} UTC"
 
 
 def write_report(
@@ -79,42 +67,30 @@ def write_report(
     named = [str(zoo) for zoo in zoos]
     options = [word for zoo in named for word in ("--zoo", zoo)]
     words = ["tnfn", "report", *(str(f) for f in folders), *options, "--out", str(out)]
-    origin = Origin(datetime.now(UTC), shlex.join(words))
-    write_text(target, page(study, origin, named_zoos(study, named)))
+    parts = within_zoos([held_out(i, zoo) for i, zoo in enumerate(study.zoos)], named)
+    write_text(target, _page(study, parts, shlex.join(words)))
 
 
-def page(study: Study, origin: Origin, sources: dict[str, NamedZoo] | None = None) -> str:
-    """The HTML of the page.
-
-    Args:
-        study: the runs.
-        origin: time of writing and command.
-        sources: the named zoos, by label.
-    """
-    sources = sources or {}
-    tested = [
-        held_out(zoo).within(sources[zoo.label]) if zoo.label in sources else held_out(zoo)
-        for zoo in study.zoos
-    ]
-    drawn = [
-        zoo_data(zoo, part, study.curves.get(zoo.label), sources.get(zoo.label))
-        for zoo, part in zip(study.zoos, tested, strict=True)
-    ]
+def _page(study: Study, parts: Sequence[HeldOut], command: str) -> str:
+    """The HTML of the page."""
+    written = datetime.now(UTC)
+    drawn = [zoo_data(part, study.curves.get(part.zoo.label)) for part in parts]
     data = {
         "zoos": drawn,
         "mostPoints": MOST_POINTS,
         "headings": tables.HEADINGS,
         **study_data(study),
     }
+    by_zoo = partial(_by_zoo, parts)
     sections = [
-        ("run", "What was run", what_was_run(study, origin, sources)),
-        ("models", "The models", _models(study, tested)),
+        ("run", "What was run", _what_was_run(study, parts, written, command)),
+        ("models", "The models", "".join(map(_models, parts))),
         ("paper", "Beside the paper", _beside_the_paper(study)),
-        ("curve", "Learning curve", _learning_curves(study, drawn)),
-        ("figures", "Figures", _figures(study, drawn)),
-        ("intervals", "The intervals", _intervals(study, tested)),
-        ("failures", "Where the predictor fails", _failures(study, tested, sources)),
-        ("runs", "Every run", _every_run(study)),
+        ("curve", "Learning curve", by_zoo(lambda part: _learning_curve(study, part, drawn))),
+        ("figures", "Figures", by_zoo(lambda part: _figures(study, part, drawn))),
+        ("intervals", "The intervals", by_zoo(_intervals)),
+        ("failures", "Where the predictor fails", by_zoo(tables.failures)),
+        ("runs", "Every run", _folded("Show all runs", tables.runs_table(study.runs))),
     ]
     present = [section for section in sections if section[2]]
     links = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in present)
@@ -123,12 +99,12 @@ def page(study: Study, origin: Origin, sources: dict[str, NamedZoo] | None = Non
         f'<h2 id="{key}-title">{title}</h2>{content}</section>'
         for key, title, content in present
     )
-    return f"""{page_head(f"Accuracy from weights · {escape(zoo_names(study))}")}<body>
+    return f"""{page_head(f"Accuracy from weights · {escape(_zoo_names(study))}")}<body>
 <header class="top"><div class="inner">
 <p class="kicker">transformer-nfn · report</p>
 <h1>How accurate is a network, <em>judging by its weights</em>?</h1>
-<p class="lede">{lede(study)}</p>
-{tiles(study, tested)}
+<p class="lede">{_lede(study)}</p>
+{_tiles(study, parts)}
 </div></header>
 <nav aria-label="Sections"><div class="inner"><button type="button" class="fold" \
 aria-expanded="false" aria-controls="sections">Sections</button>\
@@ -136,7 +112,7 @@ aria-expanded="false" aria-controls="sections">Sections</button>\
 <main class="inner">
 <noscript><p class="note">The figures need JavaScript; text and tables do not.</p></noscript>
 {body}</main>
-<footer class="inner"><p>Written {quoted(origin.date)} by transformer-nfn \
+<footer class="inner"><p>Written {quoted(_date(written))} by transformer-nfn \
 {quoted(__version__)} from {shown("folders", f"{len(study.runs):,}")} run folders. Standard \
 errors are over seeds. The paper’s numbers are as printed there.</p></footer>
 <div id="tip" role="tooltip" hidden></div>
@@ -144,7 +120,7 @@ errors are over seeds. The paper’s numbers are as printed there.</p></footer>
 <script type="application/json" id="data">{as_script(data)}</script>
 <script>
 "use strict";
-{"".join(asset(name) for name in SCRIPTS)}</script>
+{"".join(_asset(name) for name in SCRIPTS)}</script>
 </body>
 </html>
 """
@@ -162,26 +138,35 @@ def page_head(title: str) -> str:
 <title>{title}</title>
 <link rel="icon" href="data:,">
 <style>
-{asset("style.css")}</style>
+{_asset("style.css")}</style>
 </head>
 """
 
 
-def asset(name: str) -> str:
+def _asset(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _models(study: Study, tested: list[HeldOut]) -> str:
-    blocks = []
-    for index, zoo in enumerate(study.zoos):
-        if not zoo.main:
-            continue
-        # One row in two on a wide screen: the table, and the same numbers as a picture.
-        chart = _figure("taus", index, zoo, "τ of each model, with its standard error; small "
-                        "marks are seeds.") if zoo.finished else ""  # fmt: skip
-        compared = tables.models_table(f"z{index}", zoo, tested[index])
-        blocks.append(f'<div class="pair"><div>{compared}</div>{chart}</div>')
-    return "".join(blocks)
+def _by_zoo(parts: Sequence[HeldOut], block: Callable[[HeldOut], str]) -> str:
+    """The block of each zoo that has one, under its label where there are several zoos."""
+    blocks = [(part, html) for part in parts if (html := block(part))]
+    titles = [f"<h3>{quoted(part.zoo.label)}</h3>" if len(parts) > 1 else "" for part, _ in blocks]
+    return "".join(title + html for title, (_, html) in zip(titles, blocks, strict=True))
+
+
+def _folded(summary: str, content: str) -> str:
+    return f"<details><summary>{summary}</summary>{content}</details>"
+
+
+def _models(part: HeldOut) -> str:
+    if not part.zoo.main:
+        return ""
+    # One row in two on a wide screen: the table, and the same numbers as a picture.
+    chart = ""
+    if part.zoo.finished:
+        caption = "τ of each model, with its standard error; small marks are seeds."
+        chart = _figure("taus", part, caption)
+    return f'<div class="pair"><div>{tables.models_table(part)}</div>{chart}</div>'
 
 
 def _beside_the_paper(study: Study) -> str:
@@ -191,52 +176,44 @@ def _beside_the_paper(study: Study) -> str:
     )
 
 
-def _learning_curves(study: Study, drawn: list[dict[str, Any]]) -> str:
-    blocks = []
-    places = {label: len(study.tables) + i for i, label in enumerate(study.curves)}
-    for index, (zoo, data) in enumerate(zip(study.zoos, drawn, strict=True)):
-        if zoo.label in study.curves:
-            chart = _sizes_figure(index, zoo) if data["sizes"] else ""
-            table = tables.paper_table(f"t{places[zoo.label]}", study.curves[zoo.label])
-            blocks.append(
-                f'{_zoo_title(study, zoo)}<div class="block">{chart}</div>'
-                f'<div class="block">{table}</div>'
-            )
-    return "".join(blocks)
+def _learning_curve(study: Study, part: HeldOut, drawn: Sequence[dict[str, Any]]) -> str:
+    label = part.zoo.label
+    if label not in study.curves:
+        return ""
+    key = f"t{len(study.tables) + list(study.curves).index(label)}"
+    chart = _sizes_figure(part) if drawn[part.index]["sizes"] else ""
+    table = tables.paper_table(key, study.curves[label])
+    return f'<div class="block">{chart}</div><div class="block">{table}</div>'
 
 
-def _sizes_figure(index: int, zoo: ZooStudy) -> str:
+def _sizes_figure(part: HeldOut) -> str:
     caption = "τ against the number of networks trained on; bars are standard errors."
-    return _figure("sizes", index, zoo, caption)
+    return _figure("sizes", part, caption)
 
 
-def _figures(study: Study, drawn: list[dict[str, Any]]) -> str:
-    blocks = []
-    for index, (zoo, data) in enumerate(zip(study.zoos, drawn, strict=True)):
-        parts = []
-        if data["parts"]:
-            parts.append(_figure("scatter", index, zoo, _scatter_caption(f"z{index}", data)))
-        if data["histogram"]:
-            total = shown(f"z{index}.histogram", f"{data['histogram']['total']:,}")
-            which = "networks of the zoo that could be chosen."
-            if data["everything"] is None:
-                which = (
-                    "networks in validation and test parts. Those to train on are not in the "
-                    "run folders: <code>tnfn report --zoo</code> adds them."
-                )
-            parts.append(_figure("histogram", index, zoo, f"Accuracies of the {total} {which}"))
-        if data["sizes"] and zoo.label not in study.curves:
-            parts.append(_sizes_figure(index, zoo))
-        if data["curves"]:
-            parts.append(_figure(
-                "curve-val_tau", index, zoo,
-                "τ on the validation part by epoch; thin lines are seeds, thick ones their mean, "
-                "dots the epoch that was kept of each seed.",
-            ))  # fmt: skip
-            parts.append(_figure("curve-loss", index, zoo, "Training loss by epoch."))
-        if parts:
-            blocks.append(f'{_zoo_title(study, zoo)}<div class="figures">{"".join(parts)}</div>')
-    return "".join(blocks)
+def _figures(study: Study, part: HeldOut, drawn: Sequence[dict[str, Any]]) -> str:
+    figures, data = [], drawn[part.index]
+    if data["parts"]:
+        figures.append(_figure("scatter", part, _scatter_caption(part.key, data)))
+    if data["histogram"]:
+        total = shown(f"{part.key}.histogram", f"{data['histogram']['total']:,}")
+        which = "networks of the zoo that could be chosen."
+        if data["everything"] is None:
+            which = (
+                "networks in validation and test parts. Those to train on are not in the "
+                "run folders: <code>tnfn report --zoo</code> adds them."
+            )
+        figures.append(_figure("histogram", part, f"Accuracies of the {total} {which}"))
+    if data["sizes"] and part.zoo.label not in study.curves:
+        figures.append(_sizes_figure(part))
+    if data["curves"]:
+        caption = (
+            "τ on the validation part by epoch; thin lines are seeds, thick ones their mean, "
+            "dots the epoch that was kept of each seed."
+        )
+        figures.append(_figure("curve-val_tau", part, caption))
+        figures.append(_figure("curve-loss", part, "Training loss by epoch."))
+    return f'<div class="figures">{"".join(figures)}</div>' if figures else ""
 
 
 def _scatter_caption(key: str, data: dict[str, Any]) -> str:
@@ -264,58 +241,35 @@ def _tested_places(model: dict[str, Any], parts: list[list[int]]) -> set[int]:
     return {place for seed in model["seeds"] if "part" in seed for place in parts[seed["part"]]}
 
 
-def _figure(kind: str, index: int, zoo: ZooStudy, caption: str) -> str:
+def _figure(kind: str, part: HeldOut, caption: str) -> str:
     """A chart to be drawn, with a caption that names the zoo."""
+    zoo = quoted(part.zoo.label)
     return (
-        f'<figure class="chart {kind}" data-chart="{kind}" data-zoo="{index}">'
-        f'<div class="canvas"></div><figcaption>{caption} Zoo: {quoted(zoo.label)}.</figcaption>'
-        "</figure>"
+        f'<figure class="chart {kind}" data-chart="{kind}" data-zoo="{part.index}">'
+        f'<div class="canvas"></div><figcaption>{caption} Zoo: {zoo}.</figcaption></figure>'
     )
 
 
-def _intervals(study: Study, tested: list[HeldOut]) -> str:
-    blocks = []
-    for index, (zoo, part) in enumerate(zip(study.zoos, tested, strict=True)):
-        found = tables.intervals(f"z{index}", zoo, part)
-        if found:
-            caption = (
-                "Share of test networks inside their interval; small marks are seeds, the upright "
-                "line is the aim."
-            )
-            chart = _figure("calibration", index, zoo, caption)
-            blocks.append(f'{_zoo_title(study, zoo)}<div class="block">{chart}</div>{found}')
-    return "".join(blocks)
+def _intervals(part: HeldOut) -> str:
+    found = tables.intervals(part)
+    caption = (
+        "Share of test networks inside their interval; small marks are seeds, the upright "
+        "line is the aim."
+    )
+    return found and f'<div class="block">{_figure("calibration", part, caption)}</div>{found}'
 
 
-def _failures(study: Study, tested: list[HeldOut], sources: dict[str, NamedZoo]) -> str:
-    blocks = []
-    for index, (zoo, part) in enumerate(zip(study.zoos, tested, strict=True)):
-        reference = zoo_reference(zoo, sources.get(zoo.label))
-        found = tables.failures(index, zoo, part, reference)
-        if found:
-            blocks.append(f"{_zoo_title(study, zoo)}{found}")
-    return "".join(blocks)
-
-
-def _zoo_title(study: Study, zoo: ZooStudy) -> str:
-    return f"<h3>{quoted(zoo.label)}</h3>" if len(study.zoos) > 1 else ""
-
-
-def _every_run(study: Study) -> str:
-    return f"<details><summary>Show all runs</summary>{tables.runs_table(study.runs)}</details>"
-
-
-def zoo_names(study: Study) -> str:
+def _zoo_names(study: Study) -> str:
     """Labels of all zoos."""
     return "; ".join(zoo.label for zoo in study.zoos)
 
 
-def lede(study: Study) -> str:
+def _lede(study: Study) -> str:
     """One sentence: which models predict what, and which is best."""
     targets = " and the ".join(dict.fromkeys(run.target.what for run in study.runs))
     text = (
         f"{_who(study)} the {quoted(targets)} of transformers from nothing but their weights: "
-        f"{quoted(zoo_names(study))}."
+        f"{quoted(_zoo_names(study))}."
     )
     titles = [zoo.label.partition(",")[0] for zoo in study.zoos]
     for index, (zoo, title) in enumerate(zip(study.zoos, titles, strict=True)):
@@ -342,18 +296,15 @@ def _who(study: Study) -> str:
     return f"{shown('variants', counted(len(done), 'variant'))} of {quoted(names)} {verb}"
 
 
-def tiles(study: Study, tested: list[HeldOut]) -> str:
+def _tiles(study: Study, parts: Sequence[HeldOut]) -> str:
     """The four large numbers, of the zoo with most models."""
-    if not study.zoos:
-        return ""
-    index = max(range(len(study.zoos)), key=lambda i: _weight(study.zoos[i]))
-    zoo = study.zoos[index]
+    part = max(parts, key=lambda part: (len(part.zoo.finished), len(part.zoo.runs)))
+    zoo = part.zoo
     if zoo.best is None:
         return ""
-    record, key = zoo.best.record, f"z{index}.tile"
+    record, key = zoo.best.record, f"{part.key}.tile"
     tau = mean_text(*mean_tau(record))
-    model = tested[index].of(zoo.best)
-    held = None if model is None else calibration(tested[index], model)
+    held = calibration(part, zoo.best)
     size = zoo_size(record.zoo)
     of_all = "" if size is None else f"of {shown(f'{key}.size', f'{size:,}')} in the zoo"
     entries = [
@@ -372,28 +323,27 @@ def tiles(study: Study, tested: list[HeldOut]) -> str:
     return f'{heading}<dl class="tiles" aria-label="{escape(zoo.label)}">{blocks}</dl>'
 
 
-def _weight(zoo: ZooStudy) -> tuple[int, int]:
-    return len(zoo.finished), len(zoo.runs)
+def _date(written: datetime) -> str:
+    return f"{written:%Y-%m-%d %H:%M} UTC"
 
 
-def what_was_run(study: Study, origin: Origin, sources: dict[str, NamedZoo]) -> str:
+def _what_was_run(
+    study: Study, parts: Sequence[HeldOut], written: datetime, command: str
+) -> str:
     """Date and command; for each zoo its facts and how each model was trained."""
     blocks = [
         f'<dl class="facts"><div><dt>Written</dt><dd><time datetime="'
-        f'{origin.written:%Y-%m-%dT%H:%MZ}">{quoted(origin.date)}</time></dd></div>'
-        f'<div class="wide"><dt>Command</dt><dd><code>{quoted(origin.command)}</code></dd></div>'
+        f'{written:%Y-%m-%dT%H:%MZ}">{quoted(_date(written))}</time></dd></div>'
+        f'<div class="wide"><dt>Command</dt><dd><code>{quoted(command)}</code></dd></div>'
         f"{_left_out(study.others)}</dl>"
     ]
-    for index, zoo in enumerate(study.zoos):
-        facts = _facts(index, zoo, sources.get(zoo.label))
+    for part in parts:
+        facts = _facts(part)
         items = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
-        blocks.append(f'<h3>{quoted(zoo.label)}</h3><dl class="facts">{items}</dl>')
-        protocols = [run for run in zoo.main if run.record.protocol]
+        blocks.append(f'<h3>{quoted(part.zoo.label)}</h3><dl class="facts">{items}</dl>')
+        protocols = [run for run in part.zoo.main if run.record.protocol]
         if protocols:
-            blocks.append(
-                "<details><summary>Protocol of each model</summary>"
-                f"{tables.protocol_table(protocols)}</details>"
-            )
+            blocks.append(_folded("Protocol of each model", tables.protocol_table(protocols)))
     return "".join(blocks)
 
 
@@ -406,23 +356,23 @@ def _left_out(others: Sequence[Run]) -> str:
     return f'<div class="wide"><dt>Runs left out</dt><dd>{text}</dd></div>'
 
 
-def _facts(index: int, zoo: ZooStudy, source: NamedZoo | None) -> list[tuple[str, str]]:
-    run = zoo.best or (zoo.main or zoo.runs)[0]
+def _facts(part: HeldOut) -> list[tuple[str, str]]:
+    zoo, run = part.zoo, part.zoo.example
     record, chosen = run.record, run.record.selection
     seeds = sorted({str(seed.get("seed")) for run in zoo.runs for seed in run.record.seeds})
-    size, kind, key = zoo_size(record.zoo), zoo_seeds(record), f"z{index}.facts"
+    size, kind, key = zoo_size(record.zoo), zoo_seeds(record), f"{part.key}.facts"
     read = len({run.record.model for run in zoo.runs})
     parts = " / ".join(count(chosen.get(part)) for part in ("train", "val", "test"))
     seed_list = f"{len(seeds)} ({escape(', '.join(seeds))})"
     of_runs = [
         ("Their seeds", NOTHING if kind is None else quoted(seeds_text(kind))),
-        ("Their checkpoints", quoted_count(record.zoo.get("networks"))),
-        ("Checkpoints read", _checkpoint(run.percent)),
+        ("Their checkpoints", f"<span data-quoted>{count(record.zoo.get('networks'))}</span>"),
+        ("Checkpoints read", "all" if run.percent is None
+         else quoted(f"at {run.percent:g} % of training")),
         ("Accuracy from", quoted(threshold(chosen.get("min_accuracy")))),
-    ]
+    ]  # fmt: skip
     return [
-        ("Zoo", f"<code>{quoted(str(record.zoo.get('name') or 'unknown'))}</code>"
-         if source is None else f"<code>{quoted(source.text)}</code>"),
+        ("Zoo", f"<code>{quoted(part.reference)}</code>"),
         ("Task", quoted(str(record.zoo.get("task", "unknown")))),
         ("Predicted", quoted(run.target.what)),
         ("Networks in the zoo", NOTHING if size is None else shown(f"{key}.size", f"{size:,}")),
@@ -433,12 +383,7 @@ def _facts(index: int, zoo: ZooStudy, source: NamedZoo | None) -> list[tuple[str
         ("Models compared", shown(f"{key}.compared", str(len(zoo.finished)))),
         ("Models with runs", shown(f"{key}.models", str(read))),
         ("Runs read", shown(f"{key}.runs", f"{len(zoo.runs):,}")),
-    ]  # fmt: skip
-
-
-def quoted_count(value: Any) -> str:
-    """A count from a record."""
-    return quoted(f"{value:,}") if isinstance(value, int) else NOTHING
+    ]
 
 
 def _architecture(zoo: Mapping[str, Any]) -> str:
@@ -449,9 +394,3 @@ def _architecture(zoo: Mapping[str, Any]) -> str:
     families = [f"{count:,} {name}" for name, count in zoo.get("families", {}).items()]
     names = ", ".join(families or zoo.get("architectures", ()))
     return quoted(names) if names else NOTHING
-
-
-def _checkpoint(percent: Any) -> str:
-    if not isinstance(percent, int | float):
-        return "all"
-    return quoted(f"at {percent:g} % of training")

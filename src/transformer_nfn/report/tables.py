@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from html import escape
 
 import numpy as np
 
 from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.paper.gather import Run, ZooStudy
+from transformer_nfn.paper.numbers import mean_text
 from transformer_nfn.paper.table_text import (
     OurCell,
     TableView,
+    best_keys,
     finite,
     mean_tau,
-    mean_text,
+    place,
     seeds_together,
     zoo_seeds,
 )
@@ -66,7 +68,7 @@ def table(
     """A table in a box that scrolls on narrow pages; cells are HTML."""
     heading = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     after = f'<p class="note">{note}</p>' if note else ""
-    label = escape(plain_text(caption))
+    label = escape(re.sub("<[^>]*>", "", caption))
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
         f'<table class="{kind}"><caption><span>{caption}</span></caption>'
@@ -74,59 +76,49 @@ def table(
     )
 
 
-def plain_text(html: str) -> str:
-    """The text of simple HTML, for a label."""
-    return re.sub("<[^>]*>", "", html)
-
-
-def models_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
+def models_table(tested: HeldOut) -> str:
     """Every compared model, best first: τ, R², MAE, coverage, parameters; last, the baseline.
 
     Next to the mean τ of the seeds is τ of their mean prediction.
     """
+    zoo = tested.zoo
     figures = [
         {name: finite(run.record.summary.get(name)) for name in ("tau", "r2", "mae")}
         | {"together": seeds_together(run.record)}
         for run in zoo.finished
     ]
     best = {
-        name: _extreme([values[name] for values in figures], min if name == "mae" else max)
+        name: best_keys({i: values[name] for i, values in enumerate(figures)}, lowest=name == "mae")
         for name in ("tau", "together", "r2", "mae")
     }
     rows = []
     for index, (run, values) in enumerate(zip(zoo.finished, figures, strict=True)):
-        size, at = run.record.num_parameters, f"{key}.m{index}"
-        model = tested.of(run)
-        held = None if model is None else calibration(tested, model)
+        size, held = run.record.num_parameters, calibration(tested, run)
         cells = {
             "tau": mean_text(*mean_tau(run.record)),
             "together": decimal(values["together"]),
             "r2": decimal(values["r2"]),
             "mae": decimal(values["mae"]),
-            "inside": NOTHING if held is None else percent(held.inside),
-            "parameters": NOTHING if size is None else f"{size:,}",
+            "inside": percent(held and held.inside),
+            "parameters": count(size),
         }
-        leads = {name for name in best if _printed(values[name]) == best[name]}
-        marked = (_best(shown(f"{at}.{name}", text), name in leads) for name, text in cells.items())
-        rows.append(_row(quoted(run.name), marked))
+        leads = {name for name, which in best.items() if index in which}
+        rows.append(_numbers_row(quoted(run.name), f"{tested.key}.m{index}", cells, leads))
     for run in zoo.main:
         if not run.done:
             why = f'<td colspan="6" class="why">{quoted(run.record.status)}</td>'
             rows.append(f'<tr><th scope="row">{quoted(run.name)}</th>{why}</tr>')
     always = baseline(tested)
     if always is not None:
-        cells = {
-            "tau": NOTHING,
-            "together": NOTHING,
-            "r2": shown(f"{key}.mean.r2", decimal(always.r2)),
-            "mae": shown(f"{key}.mean.mae", decimal(always.mae)),
-            "inside": NOTHING,
-            "parameters": NOTHING,
-        }
-        rows.append(_row(f"<i>{ALWAYS_THE_MEAN}</i>", cells.values(), "baseline"))
+        scores = [
+            shown(f"{tested.key}.mean.{name}", decimal(getattr(always, name)))
+            for name in ("r2", "mae")
+        ]
+        texts = [NOTHING, NOTHING, *scores, NOTHING, NOTHING]
+        rows.append(_row(f"<i>{ALWAYS_THE_MEAN}</i>", texts, "baseline"))
     head = ["Model", "Kendall’s τ", "Seeds together", "R²", "MAE", "In interval", "Parameters"]
     caption = f"How well each model ranks the test networks · {quoted(zoo.label)}"
-    return table(caption, head, rows, "numbers", _models_note(key, zoo, always))
+    return table(caption, head, rows, "numbers", _models_note(tested.key, zoo, always))
 
 
 def _models_note(key: str, zoo: ZooStudy, always: Baseline | None) -> str:
@@ -158,27 +150,24 @@ def _models_note(key: str, zoo: ZooStudy, always: Baseline | None) -> str:
     return note
 
 
-def calibration_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
+def calibration_table(tested: HeldOut) -> str:
     """Coverage of intervals on test networks, misses on each side, and widths."""
     rows = []
-    for index, run in enumerate(zoo.finished):
-        model = tested.of(run)
-        held = None if model is None else calibration(tested, model)
+    for index, run in enumerate(tested.zoo.finished):
+        held, summary = calibration(tested, run), run.record.summary
         if held is None:
             continue
-        summary, at = run.record.summary, f"{key}.m{index}"
         reach = finite(summary.get("radius"))
         cells = {
-            "aim": percent(finite(summary.get("level"))),
+            "aim": percent(summary.get("level")),
             "inside": percent(held.inside),
             "below": percent(held.below),
             "above": percent(held.above),
             "width": points(held.width),
             "reach": NOTHING if reach is None else f"± {points(reach)}",
-            "recorded": percent(finite(summary.get("coverage"))),
+            "recorded": percent(summary.get("coverage")),
         }
-        marked = (shown(f"{at}.calibration.{name}", text) for name, text in cells.items())
-        rows.append(_row(quoted(run.name), marked))
+        rows.append(_numbers_row(quoted(run.name), f"{tested.key}.m{index}.calibration", cells))
     if not rows:
         return ""
     head = ["Model", "Aim", "In interval", "True is below", "True is above", "Mean width",
@@ -190,16 +179,15 @@ def calibration_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
         "how far its intervals reach (farther for networks unlike those trained on), and how "
         "often they held on random halves, as the run recorded it."
     )
-    caption = f"How often the intervals hold · {quoted(zoo.label)}"
+    caption = f"How often the intervals hold · {quoted(tested.zoo.label)}"
     return table(caption, head, rows, "numbers", note)
 
 
-def too_narrow(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
+def too_narrow(tested: HeldOut) -> str:
     """A warning for each model whose intervals hold for significantly less than they aim at."""
     warnings = ""
-    for index, run in enumerate(zoo.finished):
-        model, level = tested.of(run), finite(run.record.summary.get("level"))
-        held = None if model is None else calibration(tested, model)
+    for index, run in enumerate(tested.zoo.finished):
+        held, level = calibration(tested, run), finite(run.record.summary.get("level"))
         if held is None or not held.falls_short(level):
             continue
         texts = {
@@ -208,7 +196,8 @@ def too_narrow(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
             "networks": counted(held.networks, "test network"),
             "sampled": " to ".join(percent(end) for end in held.sampled),
         }
-        text = {name: shown(f"{key}.m{index}.short.{name}", text) for name, text in texts.items()}
+        at = f"{tested.key}.m{index}.short"
+        text = {name: shown(f"{at}.{name}", text) for name, text in texts.items()}
         warnings += (
             '<p class="note warning">Calibrated on validation networks, the intervals of '
             f"<b>{quoted(run.name)}</b> are too narrow: they aim at {text['aim']} and held "
@@ -249,8 +238,7 @@ def paper_table(key: str, view: TableView) -> str:
 def group_table(key: str, groups: GroupTable, what: str, *, share: bool = False) -> str:
     """Values by groups of networks; darker for larger errors, or smaller shares."""
     known = [value for _, row in groups.rows for value in row if value is not None]
-    dark = [1 - value if share else value for value in known]
-    top = max(dark, default=0.0) or 1.0
+    top = max((1 - value if share else value for value in known), default=0.0) or 1.0
     rows = []
     for index, (name, values) in enumerate(groups.rows):
         cells = ""
@@ -264,11 +252,12 @@ def group_table(key: str, groups: GroupTable, what: str, *, share: bool = False)
         first = f"<i>{name}</i>" if name == ALWAYS_THE_MEAN else quoted(name)
         rows.append(f'<tr><th scope="row">{first}</th>{cells}</tr>')
     head = ["Model"] + [
-        f"{shown(f'{key}.label{i}', escape(label))}"
-        f'<span class="count">n = {shown(f"{key}.n{i}", f"{size:,}")}</span>'
-        for i, (label, size) in enumerate(groups.groups)
+        f"{shown(f'{key}.label{i}', escape(group.label))}"
+        f'<span class="count">n = {shown(f"{key}.n{i}", f"{group.count:,}")}</span>'
+        for i, group in enumerate(groups.grouping.groups)
     ]
-    return table(f"{what} by {escape(groups.title)}, n networks", head, rows, "numbers")
+    caption = f"{what} by {escape(groups.grouping.title)}, n networks"
+    return table(caption, head, rows, "numbers")
 
 
 def worst_table(key: str, name: str, zoo: str, networks: list[WorstNetwork]) -> str:
@@ -288,10 +277,8 @@ def worst_table(key: str, name: str, zoo: str, networks: list[WorstNetwork]) -> 
             **{name: escape(setting(value)) for name, value in network.configuration.items()},
         }
         at = f"{key}.w{index}"
-        first = shown(
-            f"{at}.id", f"<code>{escape(network_name(zoo, network.place, network.run))}</code>"
-        )
-        rows.append(_row(first, (shown(f"{at}.{key}", text) for key, text in cells.items())))
+        name_of = escape(network_name(zoo, network.place, network.run))
+        rows.append(_numbers_row(shown(f"{at}.id", f"<code>{name_of}</code>"), at, cells))
     head = ["Network", "Run", "True", "Predicted", "Interval", "Error (points)",
             *(HEADINGS[name] for name in networks[0].configuration)]  # fmt: skip
     caption = f"Worst networks of {quoted(name)}, means over the seeds that tested them"
@@ -303,8 +290,7 @@ def runs_table(runs: list[Run]) -> str:
     rows = []
     for index, run in enumerate(runs):
         record, chosen = run.record, run.record.selection
-        cell = record.table or {}
-        where = " · ".join(str(cell[key]) for key in ("table", "row", "column") if key in cell)
+        where = " · ".join(filter(None, place(record)))
         tau = mean_text(*mean_tau(record))
         parts = " / ".join(count(chosen.get(part)) for part in ("train", "val", "test"))
         cells = [
@@ -350,52 +336,45 @@ def protocol_table(runs: list[Run]) -> str:
     return table("Protocol of each model", ["Model", "Settings"], rows)
 
 
-def intervals(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
+def intervals(tested: HeldOut) -> str:
     """Coverage of the intervals of each model, and by groups of networks."""
-    counted = calibration_table(key, zoo, tested)
+    counted = calibration_table(tested)
     if not counted:
         return ""
     shares = [inside_table(tested, grouping) for grouping in groupings(tested)]
-    heat = "".join(
-        f"<div>{group_table(f'{key}.inside{i}', table, 'In interval', share=True)}</div>"
-        for i, table in enumerate(shares)
+    heat = _side_by_side(f"{tested.key}.inside", shares, "In interval", share=True)
+    return f'<div class="block">{too_narrow(tested)}{counted}</div>{heat}'
+
+
+def _side_by_side(key: str, tables: list[GroupTable], what: str, *, share: bool = False) -> str:
+    inner = "".join(
+        f"<div>{group_table(f'{key}{i}', each, what, share=share)}</div>"
+        for i, each in enumerate(tables)
     )
-    warnings = too_narrow(key, zoo, tested)
-    return f'<div class="block">{warnings}{counted}</div><div class="pair">{heat}</div>'
+    return f'<div class="pair">{inner}</div>'
 
 
-def failures(index: int, zoo: ZooStudy, tested: HeldOut, reference: str) -> str:
-    """Errors by group in a sentence and as tables, then the worst networks of each model.
-
-    Args:
-        index: index of the zoo on the page.
-        zoo: its runs.
-        tested: their predictions for held-out networks.
-        reference: name of the zoo for ``tnfn predict``.
-    """
+def failures(tested: HeldOut) -> str:
+    """Errors by group in a sentence and as tables, then the worst networks of each model."""
     if not tested.models:
         return ""
-    key = f"z{index}"
+    key, choice = tested.key, f"worst-{tested.index}"
     errors = [error_table(tested, grouping) for grouping in groupings(tested)]
-    heat = "".join(
-        f"<div>{group_table(f'{key}.error{i}', table, 'Mean absolute error')}</div>"
-        for i, table in enumerate(errors)
-    )
     options, worst = "", ""
     for i, model in enumerate(tested.models):
-        at = f"{key}.m{zoo.finished.index(model.run)}"
+        at = f"{key}.m{tested.zoo.finished.index(model.run)}"
         networks = worst_networks(tested, model)
-        options += f'<option value="{i}">{escape(model.name)}</option>'
+        options += f'<option value="{i}">{escape(model.run.name)}</option>'
         worst += (
             f'<div class="choice" data-choice="{i}"{" hidden" if i else ""}>'
-            f"{worst_table(at, model.name, reference, networks)}"
-            f"{_predict_command(model.run, reference, networks)}</div>"
+            f"{worst_table(at, model.run.name, tested.reference, networks)}"
+            f"{_predict_command(model.run, tested.reference, networks)}</div>"
         )
     return (
-        f'<p class="prose">{_sentence(key, zoo, tested, errors, reference)}</p>'
-        f'<div class="pair">{heat}</div>'
-        f'<div class="chooser"><label for="worst-{index}">Worst networks of</label> '
-        f'<select id="worst-{index}">{options}</select>{worst}</div>'
+        f'<p class="prose">{_sentence(tested, errors)}</p>'
+        f"{_side_by_side(f'{key}.error', errors, 'Mean absolute error')}"
+        f'<div class="chooser"><label for="{choice}">Worst networks of</label> '
+        f'<select id="{choice}">{options}</select>{worst}</div>'
     )
 
 
@@ -416,50 +395,49 @@ def _predict_command(run: Run, reference: str, networks: list[WorstNetwork]) -> 
     return f'<p class="note">{text} Before # stands the zoo, by its path from where you are.</p>'
 
 
-def _sentence(
-    key: str, zoo: ZooStudy, tested: HeldOut, errors: list[GroupTable], reference: str
-) -> str:
+def _sentence(tested: HeldOut, errors: list[GroupTable]) -> str:
     """The errors of the best model in a sentence; its numbers are in the tables below too."""
-    run = zoo.best
+    run, key = tested.zoo.best, f"{tested.key}.best"
     model = None if run is None else tested.of(run)
     if model is None:
         return "Errors are predicted less true accuracy."
     part = model.rows
     off = part.predicted - tested.networks.accuracy[part.network]
     worst = worst_networks(tested, model, 1)[0]
-    name = network_name(reference, worst.place, worst.run)
+    name = network_name(tested.reference, worst.place, worst.run)
     text = (
-        f"<b>{quoted(model.name)}</b>, the best model, is off by "
-        f"{shown(f'{key}.best.mae', points(np.abs(off).mean()))} on average. Furthest off is "
-        f"{shown(f'{key}.best.network', f'<code>{escape(name)}</code>')}, by "
-        f"{shown(f'{key}.best.worst', points(abs(worst.error)))}"
+        f"<b>{quoted(model.run.name)}</b>, the best model, is off by "
+        f"{shown(f'{key}.mae', points(np.abs(off).mean()))} on average. Furthest off is "
+        f"{shown(f'{key}.network', f'<code>{escape(name)}</code>')}, by "
+        f"{shown(f'{key}.worst', points(abs(worst.error)))}"
         f"{', the mean of its seeds' if len(model.seeds) > 1 else ''}."
     )
     bias = float(off.mean())
     if abs(bias) >= 5e-4:
         side = "high" if bias > 0 else "low"
-        text += f" It guesses too {side} by {shown(f'{key}.best.bias', points(abs(bias)))} overall."
-    bands = [
-        f"{shown(f'{at}.label', escape(group))} ({shown(f'{at}.error', points(error))}, n = "
-        f"{shown(f'{at}.n', f'{count:,}')})"
-        for i, table in enumerate(errors)
-        if (found := table.worst(model.name))
-        for group, error, count in [found]
-        for at in [f"{key}.best.band{i}"]
-    ]
-    if bands:
-        titles = [table.title for table in errors if table.worst(model.name)]
-        joined = " and ".join(
-            f"of {'accuracy ' if title != 'optimiser' else ''}{band}"
-            for title, band in zip(titles, bands, strict=True)
-        )
-        text += f" It errs most on networks {joined}."
-    return text
+        text += f" It guesses too {side} by {shown(f'{key}.bias', points(abs(bias)))} overall."
+    bands = []
+    for i, table in enumerate(errors):
+        if found := table.worst(model.run.name):
+            group, error = found
+            texts = {"label": escape(group.label), "error": points(error), "n": f"{group.count:,}"}
+            text_of = {name: shown(f"{key}.band{i}.{name}", html) for name, html in texts.items()}
+            of = "of" if table.grouping.title == "optimiser" else "of accuracy"
+            bands.append(f"{of} {text_of['label']} ({text_of['error']}, n = {text_of['n']})")
+    return text + (f" It errs most on networks {' and '.join(bands)}." if bands else "")
 
 
 def _row(first: str, cells: Iterable[str], kind: str = "") -> str:
     inner = "".join(f"<td>{cell}</td>" for cell in cells)
     return f'<tr{f" class={kind}" if kind else ""}><th scope="row">{first}</th>{inner}</tr>'
+
+
+def _numbers_row(
+    first: str, key: str, cells: Mapping[str, str], best: Container[str] = ()
+) -> str:
+    """A row whose cells are numbers under ``key.name``."""
+    marked = ((name, shown(f"{key}.{name}", text)) for name, text in cells.items())
+    return _row(first, [_best(text, name in best) for name, text in marked])
 
 
 def _our_text(key: str, cell: OurCell | None, best: bool) -> str:
@@ -472,13 +450,3 @@ def _our_text(key: str, cell: OurCell | None, best: bool) -> str:
 
 def _best(text: str, best: bool) -> str:
     return f"<strong>{text}</strong>" if best else text
-
-
-def _printed(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
-
-
-def _extreme(values: Iterable[float | None], choose: Callable[[list[float]], float]) -> float:
-    """The best value as printed, NaN where there is nothing to compare."""
-    found = [printed for value in values if (printed := _printed(value)) is not None]
-    return choose(found) if len(found) > 1 else float("nan")

@@ -15,10 +15,9 @@ from transformer_nfn.zoo.damage import ORIGIN, damages
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.store.model_zoo import ModelZoo
 from transformer_nfn.zoo.store.zoo import MixedZoo, Zoo
-from transformer_nfn.zoo.targets import TEST_ACCURACY, accuracy_column
+from transformer_nfn.zoo.targets import TEST_ACCURACY, is_accuracy
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Bars of the histogram in a summary.
@@ -38,6 +37,8 @@ def summarise(zoo: Zoo) -> dict[str, Any]:
     """
     accuracy = zoo.table["test_accuracy"].astype(float)
     counts, edges = accuracy_counts(accuracy, BINS)
+    of_copies = damages(zoo) if zoo.metadata["origin"] == ORIGIN else []
+    damaged = np.array([damage.name for damage in of_copies], dtype=object)
     epochs, rows = np.unique(zoo.table["epoch"][~zoo.table["best"]], return_counts=True)
     return {
         "path": str(zoo.path),
@@ -53,22 +54,19 @@ def summarise(zoo: Zoo) -> dict[str, Any]:
         "network": asdict(zoo.sizes.group),
         "by_epoch": {int(e): int(n) for e, n in zip(epochs, rows, strict=True)},
         "best": int(zoo.table["best"].sum()),
-        "by_optimizer": {
-            str(name): _quartiles(accuracy[zoo.table["optimizer"] == name])
-            for name in sorted(set(zoo.table["optimizer"].tolist()))
-        },
+        "by_optimizer": dict(sorted(_by_name(zoo.table["optimizer"], accuracy).items())),
         "accuracy": _quartiles(accuracy),
         "histogram": {"counts": counts.tolist(), "edges": [round(float(e), 6) for e in edges]},
         "bytes": sum(p.stat().st_size for p in zoo.path.rglob("*") if p.is_file()),
-        **({"by_damage": _by_damage(zoo)} if zoo.metadata["origin"] == ORIGIN else {}),
+        **({"by_damage": _by_name(damaged, accuracy)} if len(damaged) else {}),
     }
 
 
-def _by_damage(zoo: Zoo) -> dict[str, dict[str, float | int]]:
-    """Accuracies per kind and strength of damage, in row order."""
-    accuracy = zoo.table["test_accuracy"].astype(float)
-    names = np.array([damage.name for damage in damages(zoo)], dtype=object)
-    return {name: _quartiles(accuracy[names == name]) for name in dict.fromkeys(names.tolist())}
+def _by_name(names: np.ndarray, accuracy: np.ndarray) -> dict[str, dict[str, float | int]]:
+    """Accuracies of the networks of each name, in row order."""
+    return {
+        str(name): _quartiles(accuracy[names == name]) for name in dict.fromkeys(names.tolist())
+    }
 
 
 def summarise_mixed(mixed: MixedZoo) -> dict[str, Any]:
@@ -122,33 +120,10 @@ def accuracy_counts(accuracy: np.ndarray, bins: int) -> tuple[np.ndarray, np.nda
     return np.histogram(accuracy[~np.isnan(accuracy)], bins=bins, range=(0.0, 1.0))
 
 
-def _bars(axes: Axes, accuracy: np.ndarray, bins: int, **style: Any) -> None:
-    counts, edges = accuracy_counts(accuracy.astype(float), bins)
-    axes.bar(100 * edges[:-1], counts, width=100 / bins, align="edge", **style)
-    axes.set(xlim=(0, 100), yscale="log")
-    axes.set_ylim(bottom=0.7)
-    axes.grid(visible=False, axis="x")
-
-
-def paint_accuracies(
-    figure: Figure, zoo: Zoo | ModelZoo, bins: int = 20, color: str | None = None
-) -> None:
-    """Draw the histogram on a figure, counts in log scale."""
-    axes, column = figure.subplots(), TEST_ACCURACY
-    if isinstance(zoo, ModelZoo):
-        column, name = needed_accuracies(zoo), zoo.path.name
-        title = f"{name}: {len(zoo):,} networks"
-    else:
-        name = task_title(zoo.metadata["task"]["name"])
-        title = f"{name}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}"
-    _bars(axes, zoo.table[column], bins, color=color, edgecolor="white", linewidth=0.8)
-    axes.set(xlabel=f"{column.replace('_', ' ')} (%)", ylabel="networks (log scale)")
-    axes.set_title(title, loc="left")
-
-
 def needed_accuracies(zoo: ModelZoo) -> str:
-    """The column of a zoo of checkpoints with their accuracies; an error if it has none."""
-    column = accuracy_column(zoo.targets)
+    """Column of a zoo of checkpoints with their accuracies: `TEST_ACCURACY`, else the first."""
+    names = sorted(zoo.targets, key=lambda name: name != TEST_ACCURACY)
+    column = next((name for name in names if is_accuracy(name, zoo.targets[name])), None)
     if column is None:
         raise ZooError(
             f"'{zoo.path}' has no accuracies: expected numbers from 0 to 1 in a column named so, "
@@ -157,32 +132,42 @@ def needed_accuracies(zoo: ModelZoo) -> str:
     return column
 
 
-def _paint_groups(figure: Figure, mixed: MixedZoo, bins: int) -> None:
-    """Draw a small histogram of each size group, all on the same axes."""
-    columns = min(len(mixed.zoos), COLUMNS)
-    lines = -(-len(mixed.zoos) // columns)
-    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
-    panels = list(grid.flat)
-    for axes, (name, zoo) in zip(panels, mixed.zoos.items(), strict=False):
-        _bars(axes, zoo.table[TEST_ACCURACY], bins)
-        axes.set_title(f"{name}: {len(zoo):,}", loc="left", fontsize="small")
-    for axes in panels[len(mixed.zoos) :]:
+def paint_accuracies(
+    figure: Figure, zoo: Zoo | MixedZoo | ModelZoo, bins: int = 20, color: str | None = None
+) -> None:
+    """Draw the histogram on a figure, counts in log scale; of a mixed zoo one for each size."""
+    column, zoos = TEST_ACCURACY, zoo.zoos if isinstance(zoo, MixedZoo) else {"": zoo}
+    if isinstance(zoo, ModelZoo):
+        column, title = needed_accuracies(zoo), f"{zoo.path.name}: {len(zoo):,} networks"
+    else:
+        task = zoo.task if isinstance(zoo, MixedZoo) else zoo.metadata["task"]["name"]
+        title = f"{task_title(task)}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}"
+    lines, columns = -(-len(zoos) // COLUMNS), min(len(zoos), COLUMNS)
+    panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes, (name, each) in zip(panels, zoos.items(), strict=False):
+        counts, edges = accuracy_counts(each.table[column].astype(float), bins)
+        axes.bar(
+            100 * edges[:-1], counts, 100 / bins, align="edge", color=color, edgecolor="white",
+            linewidth=0.8,
+        )  # fmt: skip
+        axes.set(xlim=(0, 100), yscale="log")
+        axes.set_ylim(bottom=0.7)
+        axes.grid(visible=False, axis="x")
+        axes.set_title(f"{name}: {len(each):,}" if name else "", loc="left", fontsize="small")
+    for axes in panels[len(zoos) :]:
         axes.set_visible(False)
-    figure.supxlabel("test accuracy (%)")
+    figure.supxlabel(f"{column.replace('_', ' ')} (%)")
     figure.supylabel("networks (log scale)")
-    title = f"{task_title(mixed.task)}: {len(mixed):,} checkpoints, {seeds_text(mixed.seeds)}"
     figure.suptitle(title)
 
 
 def plot_accuracies(zoo: Zoo | MixedZoo | ModelZoo, out: Path, bins: int) -> Path:
     """Draw the histogram into ``out``, a png, pdf or svg by its suffix."""
+    size = (5.0, 3.2)
     if isinstance(zoo, MixedZoo):
         if not zoo.zoos:
             raise ZooError(f"'{zoo.path}' has no networks to plot yet")
-        lines = -(-len(zoo.zoos) // COLUMNS)
-        figure = blank_figure(9, 1.2 + 1.5 * lines, ZooError, "a plot")
-        _paint_groups(figure, zoo, bins)
-    else:
-        figure = blank_figure(5, 3.2, ZooError, "a plot")
-        paint_accuracies(figure, zoo, bins)
+        size = (9.0, 1.2 + 1.5 * -(-len(zoo.zoos) // COLUMNS))
+    figure = blank_figure(*size, ZooError, "a plot")
+    paint_accuracies(figure, zoo, bins)
     return save_figure(figure, out, ZooError)

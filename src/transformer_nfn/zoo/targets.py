@@ -6,7 +6,7 @@ import csv
 import datetime
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
@@ -157,12 +157,6 @@ def is_accuracy(column: str, values: np.ndarray) -> bool:
     """Whether a column holds accuracies: it is named so, and its numbers are from 0 to 1."""
     inside = values.dtype.kind == "f" and bool(((values >= 0) & (values <= 1)).all())
     return inside and names_accuracy(column)
-
-
-def accuracy_column(targets: Mapping[str, np.ndarray]) -> str | None:
-    """Name of the column with the accuracies of networks: `TEST_ACCURACY`, else the first."""
-    names = sorted(targets, key=lambda name: name != TEST_ACCURACY)
-    return next((name for name in names if is_accuracy(name, targets[name])), None)
 
 
 def as_column(values: Sequence[Value]) -> np.ndarray:
