@@ -26,6 +26,9 @@ class MemoryModel:
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name].clone()
 
+    def stored(self, name: str) -> Tensor:
+        return self[name]
+
     def read(self, names: Iterable[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         return {n: self.tensors[n].clone().to(dtype or self.tensors[n].dtype) for n in names}
 

@@ -44,6 +44,24 @@ def allowed_error(dtype: torch.dtype) -> float:
     return (1.25 if dtype in HALF else 16.0) * rounding_unit(dtype)
 
 
+def differing(a: Tensor, b: Tensor) -> Tensor:
+    """Mask of the entries that are not one number, each rounded to the dtype of its tensor.
+
+    >>> a = torch.tensor([1.0, 1.001, 1.01])
+    >>> differing(a, a.bfloat16()).tolist(), differing(a, torch.ones(3)).tolist()
+    ([False, False, False], [False, True, True])
+    """
+    if a.dtype.itemsize == b.dtype.itemsize and a.dtype != b.dtype:  # neither holds the other
+        return (a.double() - b.double()).abs() > _half_step(a) + _half_step(b)
+    return a.to(b.dtype) != b if b.dtype.itemsize < a.dtype.itemsize else b.to(a.dtype) != a
+
+
+def _half_step(w: Tensor) -> Tensor:
+    """Half the distance to the next larger number of the dtype, in float64."""
+    info, exponent = torch.finfo(w.dtype), torch.frexp(w.double()).exponent
+    return (info.eps / 4 * torch.exp2(exponent.double())).clamp_min(info.tiny * info.eps / 2)
+
+
 def tensor_excess(residual: Tensor, error: Tensor) -> float:
     """Difference of two tensors, in expected rounding errors.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.calibration import CalibratedTest
 from transformer_nfn.checkpoints.conversion import Conversion
+from transformer_nfn.checkpoints.edits import Edit, describe_edits
 from transformer_nfn.checkpoints.evidence import ExactTest
 from transformer_nfn.checkpoints.proof import Proof
 from transformer_nfn.checkpoints.relations.verdicts import RELATED, Verdict
@@ -58,6 +59,7 @@ class Relation:
             shapes differ.
         conversion: tensor by tensor, where one is quantised and most of them agree.
         units: of models of different shapes, what each block of B has of A.
+        edits: tensors that differ as the files lie, where no basis was changed throughout.
 
     >>> print(Relation("same", True, 1.0, "both hold the same bytes", ("0",), ("0",)))
     same (score 1.000): both hold the same bytes
@@ -80,6 +82,7 @@ class Relation:
     calibrated: CalibratedTest | None = None
     conversion: Conversion | None = None
     units: tuple[BlockUnits, ...] = ()
+    edits: tuple[Edit, ...] = ()
 
     @property
     def sources(self) -> dict[str, str | None]:
@@ -109,6 +112,8 @@ class Relation:
         if self.proof is not None:
             first, *more = self.proof.lines()
             lines += more if self.proof.reason == self.reason else [first, *more]
+        if self.edits and (text := describe_edits(self.edits)) not in self.reason:
+            lines.append(f"as the files lie: {text}")
         lines += [str(test) for test in self._tests().values()]
         lines += [f"not compared: {text}" for text in self.not_compared]
         lines += [str(unit) for unit in self.units]
@@ -184,6 +189,7 @@ class Relation:
             "calibrated_test": None if self.calibrated is None else self.calibrated.as_json(),
             "conversion": None if self.conversion is None else self.conversion.as_json(),
             "units": {unit.block: unit.as_json() for unit in self.units},
+            "edits": [edit.as_json() for edit in self.edits],
         }
 
 
