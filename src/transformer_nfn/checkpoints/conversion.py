@@ -102,7 +102,7 @@ class Conversion:
             words = f"{count - len(self.wrong)} of {count} tensors agree up to {formats} rounding"
             worst = sorted(self.wrong, key=lambda t: -t.outside)
             named = ", ".join(
-                f"{t.key} ({100 * t.outside:.2g} % of its weights)" for t in worst[:3]
+                f"{t.key} ({100 * t.outside:.3g} % of its weights)" for t in worst[:3]
             )
             words += f"; not so {named}{' …' if len(worst) > 3 else ''}"
             if all(tensor.rotary for tensor in self.wrong):

@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
-from transformer_nfn.symmetry.rounding import HALF, differing
+from transformer_nfn.symmetry.rounding import HALF, differing, is_rounding
 
-EVERY_ENTRY = 1 / 8
-"""Share of the entries of a matrix that rounding changes at least, where it went another way: a
-change of basis and back, a cast that truncates. An edit of every entry reaches it, too."""
 SHOWN = 4
 """Tensors that a sentence names."""
 
@@ -60,13 +57,9 @@ class Edit:
         rms, most = float(x.square().mean().sqrt()), float(away.abs().max())
         relative = float(away.norm() / torch.maximum(x.norm(), y.norm()))
         largest = most / rms if rms else None
-        vector = a.ndim == 1 or name.rpartition(".")[2].startswith("b_")
+        last = name.rpartition(".")[2]
+        vector = a.ndim == 1 or last.startswith("b_") or last in ("g", "b")
         return Edit(name, block, int(mask.sum()), a.numel(), largest, relative, vector)
-
-    @property
-    def every_entry(self) -> bool:
-        """Whether rounding may have changed it, which changes a share of all entries."""
-        return self.entries >= EVERY_ENTRY * self.size
 
     def __str__(self) -> str:
         entries = f"{self.entries:,} of {self.size:,} entries"
@@ -98,8 +91,7 @@ class AsStored:
 def compare_stored(A: Model, B: Model) -> AsStored:
     """Compare the tensors that two models have in one shape, bit by bit or up to a cast."""
     edits, rebased = [], []
-    copy = original = A.description == B.description
-    rounded: set[str] = set()
+    casts: list[tuple[torch.dtype | None, torch.dtype | None]] = []
     for name in (n for n, shape in A.names.items() if B.names.get(n) == shape):
         a, b = A.stored(name), B.stored(name)
         mask = differing(a, b)
@@ -108,26 +100,25 @@ def compare_stored(A: Model, B: Model) -> AsStored:
         if edit is not None:
             edits.append(edit)
         if name.endswith((".W_V", ".W_O")) and bool(a.any() | b.any()):
-            rebased.append(edit is not None and edit.every_entry)
+            rebased.append(is_rounding(mask))
         if edit is not None or a.dtype != b.dtype:
-            casts = _cast(a, b) if copy else None, _cast(b, a) if original else None
-            copy, original = (cast is not None for cast in casts)
-            rounded |= {str(cast).removeprefix("torch.") for cast in casts if cast is not None}
-    if all(rebased):
-        edits = []
-    if not copy and not original:
-        return AsStored(tuple(edits))
-    if not rounded:
-        return AsStored(equal="both hold the same bytes")
-    dtypes = ", ".join(sorted(rounded))
-    return AsStored(
-        equal=f"{'B' if copy else 'A'} holds the numbers of the other rounded to {dtypes}"
-    )
+            casts.append((_cast(a, b), _cast(b, a)))
+    if A.description == B.description:
+        if not casts:
+            return AsStored(equal="both hold the same bytes")
+        copy, original = (all(cast is not None for cast in side) for side in zip(*casts))
+        if copy and original:
+            return AsStored(equal="both hold the same numbers, in other dtypes")
+        if copy or original:
+            rounded = sorted({str(cast[original]).removeprefix("torch.") for cast in casts})
+            words = "B holds the numbers of A" if copy else "A holds the numbers of B"
+            return AsStored(equal=f"{words} rounded to {', '.join(rounded)}")
+    return AsStored(() if all(rebased) else tuple(edits))
 
 
 def _cast(a: Tensor, b: Tensor) -> torch.dtype | None:
     """The dtype that ``b`` is ``a`` rounded to, with nothing of size lost to underflow."""
-    for dtype in (b.dtype, *HALF):
+    for dtype in (b.dtype, *(d for d in HALF if d.itemsize < b.dtype.itemsize)):
         if torch.equal(a.to(dtype).to(b.dtype), b):
             distance = (a.double() - b.double()).norm()
             return dtype if distance <= torch.finfo(dtype).eps * a.double().norm() else None

@@ -20,6 +20,8 @@ from transformer_nfn.symmetry.representatives import fingerprint
 from transformer_nfn.symmetry.rounding import (
     HALF,
     allowed_error,
+    differing,
+    is_rounding,
     rounding_rms,
     rounding_unit,
     site_excess,
@@ -129,7 +131,7 @@ def compare(
     where an element of the architecture's enlarged group joins them.
 
     "Same" is up to the rounding of the weights' dtype: the two networks are treated as rounded
-    copies of exact ones. Where rounding hides differences over 5 %, or the gap between two heads,
+    copies of exact ones, unless they are equal but for some tensors that differ by little. Where rounding hides differences over 5 %, or the gap between two heads,
     the result is None, unless the weights are equal bit by bit, as they are or permuted.
 
     Args:
@@ -160,6 +162,8 @@ def compare(
         check_block(space)
     _check_pair(space, U, V)
     u, v = single(space, U), single(space, V)
+    if _is_edited(space, u, v):  # nothing stands between the two that rounding could hide
+        U, V = u, v = in_float64(u), in_float64(v)
     dtypes = next(iter(u.values())).dtype, next(iter(v.values())).dtype
     dtype = max(dtypes, key=lambda kind: torch.finfo(kind).eps)  # the less precise one
     unit = rounding_unit(dtype)
@@ -303,6 +307,21 @@ def _compare_enlarged(
     enlarged = architecture.over_enlarged()
     weights = architecture.in_enlarged(U), architecture.in_enlarged(V)
     return replace(compare(enlarged, *weights, seed=seed), group="enlarged")
+
+
+def _is_edited(space: WeightSpace, u: Weights, v: Weights) -> bool:
+    """Whether two networks in one basis are equal but for entries or tensors that rounding hides.
+
+    A change of basis and back leaves rounding in every tensor on which matrices act.
+    """
+    masks = {name: differing(w, v[name]) for name, w in u.items()}
+    differ = [name for name, mask in masks.items() if bool(mask.any())]
+    acted = [name for name in u if space.rebased(name) and bool(u[name].any())]
+    if not differ or (acted and all(is_rounding(masks[name]) for name in acted)):
+        return False
+    dtype = max((w[differ[0]].dtype for w in (u, v)), key=rounding_unit)
+    hidden = rounding_unit(dtype) * (STORED_PRODUCT if dtype in HALF else ARITHMETIC)
+    return all(relative_error(u[n].double(), v[n].double()) <= hidden for n in differ)
 
 
 def _fingerprints_differ(space: WeightSpace, u: Weights, v: Weights, hidden: float) -> bool:
