@@ -14,7 +14,7 @@ def bound(value: float, *, up: bool = False) -> str:
     ('0.99', '0.052')
     """
     context = Context(prec=2, rounding=ROUND_CEILING if up else ROUND_FLOOR)
-    return f"{float(context.create_decimal(repr(value))):.2g}"
+    return f"{float(context.create_decimal(repr(value))):g}"
 
 
 def to_html(title: str, facts: Mapping[str, object], head: Sequence[str] = ()) -> str:

@@ -106,14 +106,15 @@ def compare_stored(A: Model, B: Model) -> AsStored:
     if A.description == B.description:
         if not casts:
             return AsStored(equal="both hold the same bytes")
-        copy, original = (all(cast is not None for cast in side) for side in zip(*casts))
+        copy, original = (all(cast[i] is not None for cast in casts) for i in (0, 1))
         if copy and original:
             return AsStored(equal="both hold the same numbers, in other dtypes")
-        if copy or original:
+        if (copy or original) and (all(rebased) or not edits):
             rounded = sorted({str(cast[original]).removeprefix("torch.") for cast in casts})
             words = "B holds the numbers of A" if copy else "A holds the numbers of B"
             return AsStored(equal=f"{words} rounded to {', '.join(rounded)}")
-    return AsStored(() if all(rebased) else tuple(edits))
+    in_one_basis = A.description.blocks.keys() == B.description.blocks.keys() and not all(rebased)
+    return AsStored(tuple(edits) if in_one_basis else ())
 
 
 def _cast(a: Tensor, b: Tensor) -> torch.dtype | None:
@@ -128,20 +129,20 @@ def _cast(a: Tensor, b: Tensor) -> torch.dtype | None:
 def describe_edits(edits: Sequence[Edit]) -> str:
     """Name the tensors that differ, at the end of a sentence.
 
-    >>> describe_edits([Edit("norm.g", "", 1, 16, 0.5, 0.1)])
-    'A and B are equal but for norm.g (1 of 16 entries, by up to 0.5 of its root mean square)'
+    >>> describe_edits([Edit("cls", "", 1, 9, None, 1.0)])
+    'tensors of one name and shape are equal but for cls (1 of 9 entries, zero in A)'
     """
     shown = ", ".join(map(str, edits[:SHOWN]))
     if len(edits) > SHOWN:
         shown = f"{len(edits)} tensors: {shown} …"
-    return f"A and B are equal but for {shown}"
+    return f"tensors of one name and shape are equal but for {shown}"
 
 
 class ExactModel(Model):
     """A model with some tensors of another of the same shapes, all numbers of both exact."""
 
     def __init__(self, model: Model, other: Model, names: Collection[str]) -> None:
-        self._held = dict.fromkeys(model.names, model) | dict.fromkeys(names, other)
+        self._sources = dict.fromkeys(model.names, model) | dict.fromkeys(names, other)
         self.description, self.names, self.where = model.description, model.names, model.where
 
     @property
@@ -151,4 +152,4 @@ class ExactModel(Model):
 
     def read(self, names: Iterable[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """Some tensors, in float64 by default."""
-        return {name: self._held[name][name].to(dtype or torch.float64) for name in names}
+        return {name: self._sources[name][name].to(dtype or torch.float64) for name in names}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.functional import Architecture, Forward, Inputs, runnable
-from transformer_nfn.notebook import to_html
+from transformer_nfn.notebook import bound, to_html
 from transformer_nfn.spaces import Element, Weights, WeightSpace
 from transformer_nfn.symmetry.element_search import align_permutations, exact_element, recover
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
@@ -101,14 +101,16 @@ class Comparison:
             "same function:": words[self.same_function],
             "same orbit:": f"{words[self.same_orbit]} (group: {self.group})",
             "because": self.reason,
-            "resolution:": f"{self.resolution:.2g} (relative differences below this are hidden)",
+            "resolution:": f"{bound(self.resolution, up=True)} (smaller relative differences may "
+            "be hidden)",
         }
         if self.element_error is not None:
             facts["element error:"] = f"{self.element_error:.2g}"
         if self.witness is not None:
             facts["witness:"] = (
                 f"{self.witness.X.shape[0]} tokens, outputs differ by "
-                f"{self.witness.difference:.3g} (rounding explains {self.witness.noise:.1g})"
+                f"{self.witness.difference:.3g} (rounding explains "
+                f"{bound(self.witness.noise, up=True)})"
             )
         return facts
 
@@ -131,8 +133,9 @@ def compare(
     where an element of the architecture's enlarged group joins them.
 
     "Same" is up to the rounding of the weights' dtype: the two networks are treated as rounded
-    copies of exact ones, unless they are equal but for some tensors that differ by little. Where rounding hides differences over 5 %, or the gap between two heads,
-    the result is None, unless the weights are equal bit by bit, as they are or permuted.
+    copies of exact ones, unless they are equal but for some tensors that differ by little. Where
+    rounding hides differences over 5 %, or the gap between two heads, the result is None, unless
+    the weights are equal bit by bit, as they are or permuted.
 
     Args:
         U: one network, ``[1, 1, *axes]`` or ``[*axes]``. V: the other.
@@ -211,7 +214,8 @@ def compare(
         return result(
             None,
             None,
-            f"rounding to {name} hides relative differences up to {hidden:.1%} of an invariant, "
+            f"rounding to {name} hides relative differences up to {bound(100 * hidden, up=True)} % "
+            "of an invariant, "
             "more than what tells heads apart",
         )
     if orbit:

@@ -287,8 +287,8 @@ def _change(
     pair: _Pair, A: Model, B: Model, allowed: float, edits: Sequence[Edit]
 ) -> Change:
     """Measure the change of one tensor; one that rounding explains may be an edit nevertheless."""
-    change = _measured(pair, A, B, allowed)
-    if change.kind == "unchanged" and change.grid is None and any(edit.name == change.name for edit in edits):
+    change, names = _measured(pair, A, B, allowed), {edit.name for edit in edits}
+    if change.kind == "unchanged" and change.grid is None and change.name in names:
         return replace(change, kind="edited", rank=None)
     return change
 

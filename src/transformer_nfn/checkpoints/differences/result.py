@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from transformer_nfn.checkpoints.differences.change import Change
-from transformer_nfn.checkpoints.edits import Edit, describe_edits
+from transformer_nfn.checkpoints.edits import describe_edits
 from transformer_nfn.checkpoints.relations import Relation
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.io.files import blank_figure, save_figure
@@ -102,10 +102,7 @@ class Difference:
             verdict = self.relation.verdict
             word = "the same" if verdict == "same" else verdict
             return [f"A and B are {word}: {self.relation.reason}."]
-        lines = [f"As the files lie, {describe_edits(edits)}."] if (edits := self._edits) else []
-        if self.changes:
-            lines.insert(0, self._about_bases())
-        lines += self._about_blocks()
+        lines = [*(self._about_bases() if self.changes else ()), *self._about_blocks()]
         lines += self._about_units()
         lines += self._about_ends()
         lines += _grid_sentences(self.changes)
@@ -114,26 +111,25 @@ class Difference:
             lines.append(str(self.merge))
         lines += _low_rank_sentences(self.changes)
         lines += _dense_sentences(self.changes)
-        for kind, word in (("replaced", "Replaced"), ("filled", "Zero in A alone")):
+        for kind, title in (("replaced", "Replaced"), ("filled", "Zero in A alone")):
             named = [c for c in self.changes if c.kind == kind]
-            lines += [f"{word}: {_named(named)}."] if named else []
+            lines += [f"{title}: {_named(named)}."] if named else []
         if not self.changes:
             lines.append("Tensors are not compared: the streams have different widths.")
         elif all(c.kind == "unchanged" for c in self.changes):
             lines.append("No tensor that both have differs by more than rounding explains.")
         return lines
 
-    @property
-    def _edits(self) -> tuple[Edit, ...]:
-        """Tensors in which the files differ, where they are compared as they lie."""
-        return () if self.aligned else self.relation.edits
-
-    def _about_bases(self) -> str:
-        if not self.aligned:
-            return "B has the bases of A."
-        if self.relation.units:
-            return "B was aligned to A: it has other numbers of heads or neurons."
-        return "B was aligned to A: its stream, heads or neurons are in other bases."
+    def _about_bases(self) -> Iterator[str]:
+        if self.aligned:
+            why = "its stream, heads or neurons are in other bases"
+            if self.relation.units:
+                why = "it has other numbers of heads or neurons"
+            yield f"B was aligned to A: {why}."
+            return
+        yield "B has the bases of A."
+        if self.relation.edits:
+            yield f"As the files lie, {describe_edits(self.relation.edits)}."
 
     @property
     def dropped(self) -> tuple[str, ...]:

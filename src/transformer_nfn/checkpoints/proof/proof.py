@@ -125,7 +125,7 @@ class Proof:
             text = f"token ids {inputs[0].tolist()}" if inputs.ndim == 2 else "random inputs"
             out.append(
                 f"on {text} outputs differ by {self.witness.difference:.3g}, rounding explains "
-                f"{self.witness.noise:.1g}"
+                f"{bound(self.witness.noise, up=True)}"
             )
         return out
 

@@ -25,6 +25,7 @@ from transformer_nfn.checkpoints.relations.scores import relate_by_scores
 from transformer_nfn.checkpoints.relations.verdicts import CONSISTENT, RELATED
 from transformer_nfn.checkpoints.sketches import block_score
 from transformer_nfn.checkpoints.stream import reduced_group
+from transformer_nfn.notebook import bound
 from transformer_nfn.symmetry.rounding import rounding_rms
 
 GAINED = 3.0
@@ -84,7 +85,7 @@ def _up_to_quantisation(A: Model, B: Model, relation: Relation) -> Relation:
         verdict=CONSISTENT,
         same_function=None,
         reason="every part that scores compare agrees up to what the quantisation of the files "
-        f"explains, {percent:.2g} % of a weight; smaller changes are not visible",
+        f"explains, {bound(percent, up=True)} % of a weight; smaller changes are not visible",
     )
 
 

@@ -160,11 +160,13 @@ def _judge_matrix(A: Reduced, B: Reduced, matrix: Tensor) -> Judgement:
     high = max((score for _, score in best.values()), default=0.0)
     if high <= UNRELATED:
         return _no_blocks(A, B, high)
-    return Judgement("unclear", f"the depths differ, and no block scores above {bound(high, up=True)}")
+    most = bound(high, up=True)
+    return Judgement("unclear", f"the depths differ, and no block scores above {most}")
 
 
 def _no_blocks(A: Reduced, B: Reduced, high: float) -> Judgement:
     """The verdict on models without related blocks: their embeddings decide."""
+    most = bound(high, up=True)
     names = [n for n in ("token", "patch", "projection") if n in A.names and n in B.names]
     # In the basis that is best for the embeddings, whatever the outputs are.
     scores = [
@@ -173,13 +175,13 @@ def _no_blocks(A: Reduced, B: Reduced, high: float) -> Judgement:
     if scores and max(scores) >= SHARED_EMBEDDINGS:
         return Judgement(
             "embeddings only",
-            f"no block scores above {bound(high, up=True)}, but embeddings agree to {bound(max(scores))} "
-            "(those of strangers trained on the same data to 0.70 at most)",
+            f"no block scores above {most}, but embeddings agree to {bound(max(scores))} (those "
+            "of strangers trained on the same data to 0.71 at most)",
         )
     return Judgement(
         "unrelated",
-        f"no block scores above {bound(high, up=True)}; of {DERIVED_PAIRS} pairs of trained relatives none had "
-        f"a block below {LOWEST_DERIVED:.2f}",
+        f"no block scores above {most}; of {DERIVED_PAIRS} pairs of trained relatives none had a "
+        f"block below {LOWEST_DERIVED:.2f}",
     )
 
 
