@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ class MemoryModel:
             description, tensors={n: tuple(w.shape) for n, w in tensors.items()}
         )
         self.tensors, self.names, self.where = tensors, self.description.tensors, where
+        self.path = Path(where)
         self.dtype = next(iter(tensors.values())).dtype
         self.checkpoint = Checkpoint(where, InMemory(tensors))
 

@@ -65,12 +65,14 @@ class Conversion:
         equal: all numbers are equal.
         facts: sizes and settings that differ, a sentence each.
         single: tensors that only one of the two has.
+        alike: both store every tensor in one format.
     """
 
     tensors: tuple[TensorConversion, ...]
     equal: bool
     facts: tuple[str, ...] = ()
     single: tuple[str, ...] = ()
+    alike: bool = False
 
     @property
     def wrong(self) -> tuple[TensorConversion, ...]:
@@ -154,7 +156,8 @@ def check_conversion(A: Model, B: Model) -> Conversion | None:
         if len(tensors) in (LOOK, len(pairs)) and 2 * sum(t.fits for t in tensors) < len(tensors):
             return None
     facts = tuple(differing_settings(A.description, B.description))
-    return Conversion(tuple(tensors), equal, facts, tuple(single))
+    alike = all(a == b and A.format(a) == B.format(b) for a, b in pairs)
+    return Conversion(tuple(tensors), equal, facts, tuple(single), alike)
 
 
 def quantisation_error(model: Model) -> float:

@@ -26,7 +26,6 @@ from transformer_nfn.checkpoints.differences.matching import (
     stored_pair,
 )
 from transformer_nfn.checkpoints.differences.result import Difference, Merge
-from transformer_nfn.checkpoints.edits import Edit
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.blocks import match_classifier
 from transformer_nfn.checkpoints.proof.checks import Check, Tolerance
@@ -97,7 +96,8 @@ def diff(A: Model, B: Model, C: Model | None = None) -> Difference:
         aligned = pair.aligned or third.aligned
         pair, third = replace(pair, aligned=aligned), replace(third, aligned=aligned)
     allowed = Tolerance.of(A.dtype, B.dtype).same
-    changes = [_change(p, A, B, allowed, pair.relation.edits) for p in pair.tensors()]
+    edited = () if pair.aligned else tuple(edit.name for edit in pair.relation.edits)
+    changes = [_change(p, A, B, allowed, edited) for p in pair.tensors()]
     listed = {change.name for change in changes}
     for c in pair.ends() if pair.aligned else ():
         if c.name in (A.names.keys() | B.names.keys() | {"output"}) - listed:
@@ -196,9 +196,8 @@ class _Related:
         """As the files have them."""
         A, B = self.A, self.B
         inside = tuple(f"{block}." for m in (A, B) for block in m.description.blocks)
-        for name in A.names:
-            sizes = [m.names.get(name, ())[name.startswith(KEPT) :] for m in (A, B)]
-            comparable = name in B.names and (sizes[0] == sizes[1] or not name.startswith(KEPT))
+        for name in (n for n in A.names if n in B.names):
+            comparable = A.names[name] == B.names[name] or not name.startswith(KEPT)
             if comparable and not name.startswith(inside):
                 yield _Pair("", "", stored_pair(name, name, A, B, name))
         heads = [n for n in (A.names.keys() ^ B.names.keys()) if n == "head"]
@@ -247,7 +246,8 @@ def _distances(pairs: Iterable[_Pair]) -> dict[str, dict[str, float]]:
 def _rows(A: Model, B: Model) -> dict[str, tuple[int, int]]:
     """Numbers of tokens, positions and outputs, where they differ."""
     a, b = _ends(A), _ends(B)
-    return {n: (rows, b[n]) for n, rows in a.items() if n in b and b[n] != rows}
+    unlike = [n for n in a if n in b and a[n] != b[n]]
+    return {n: next(p for p in zip(a[n], b[n], strict=False) if p[0] != p[1]) for n in unlike}
 
 
 def _only_one(A: Model, B: Model) -> dict[str, str]:
@@ -256,11 +256,11 @@ def _only_one(A: Model, B: Model) -> dict[str, str]:
     return {n: "A" for n in a if n not in b} | {n: "B" for n in b if n not in a}
 
 
-def _ends(model: Model) -> dict[str, int]:
-    """Numbers of rows of tables, and of classifiers that nothing acts on."""
+def _ends(model: Model) -> dict[str, tuple[int, ...]]:
+    """Numbers of rows of tables, and shapes of classifiers."""
     reduced = Reduced(model)
-    kept = {n: s[0] for n, s in model.names.items() if n.startswith((KEPT, "classifier.")) and s}
-    return {n: reduced.table_rows(n) for n in reduced.table_names()} | kept
+    kept = {n: s for n, s in model.names.items() if n.startswith((KEPT, "classifier."))}
+    return {n: (reduced.table_rows(n),) for n in reduced.table_names()} | kept
 
 
 def _tables(a: Reduced, b: Reduced, stream: StreamMap) -> Iterator[Matched]:
@@ -284,11 +284,11 @@ def _tables(a: Reduced, b: Reduced, stream: StreamMap) -> Iterator[Matched]:
 
 
 def _change(
-    pair: _Pair, A: Model, B: Model, allowed: float, edits: Sequence[Edit]
+    pair: _Pair, A: Model, B: Model, allowed: float, edited: Sequence[str]
 ) -> Change:
     """Measure the change of one tensor; one that rounding explains may be an edit nevertheless."""
-    change, names = _measured(pair, A, B, allowed), {edit.name for edit in edits}
-    if change.kind == "unchanged" and change.grid is None and change.name in names:
+    change = _measured(pair, A, B, allowed)
+    if change.kind == "unchanged" and change.grid is None and change.name in edited:
         return replace(change, kind="edited", rank=None)
     return change
 
