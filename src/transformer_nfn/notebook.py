@@ -1,9 +1,20 @@
-"""Tables in HTML, as notebooks show an object."""
+"""Results as text: numbers in sentences, and tables in HTML for notebooks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from html import escape
+
+
+def bound(value: float, *, up: bool = False) -> str:
+    """Two digits of a number rounded down, or up: a bound that holds for the number itself.
+
+    >>> bound(0.998), bound(0.0512, up=True)
+    ('0.99', '0.052')
+    """
+    context = Context(prec=2, rounding=ROUND_CEILING if up else ROUND_FLOOR)
+    return f"{float(context.create_decimal(repr(value))):g}"
 
 
 def to_html(title: str, facts: Mapping[str, object], head: Sequence[str] = ()) -> str:

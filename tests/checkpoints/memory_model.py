@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,11 +21,15 @@ class MemoryModel:
             description, tensors={n: tuple(w.shape) for n, w in tensors.items()}
         )
         self.tensors, self.names, self.where = tensors, self.description.tensors, where
+        self.path = Path(where)
         self.dtype = next(iter(tensors.values())).dtype
         self.checkpoint = Checkpoint(where, InMemory(tensors))
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name].clone()
+
+    def stored(self, name: str) -> Tensor:
+        return self[name]
 
     def read(self, names: Iterable[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         return {n: self.tensors[n].clone().to(dtype or self.tensors[n].dtype) for n in names}

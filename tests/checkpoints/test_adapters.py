@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +198,22 @@ def test_bad_adapters_are_refused_in_one_sentence(bases: dict[str, Path], tmp_pa
         assert words in _message(folder, llama)
     done = tnfn("compare", llama, llama, "--base", llama)
     assert (done.returncode, "--base is for adapters" in done.stderr) == (2, True)
+
+
+def test_one_entry_of_a_factor_in_one_inner_basis_is_seen(
+    bases: dict[str, Path], tmp_path: Path
+) -> None:
+    adapter = write_adapter(bases["llama"], tmp_path / "a")
+    other = shutil.copytree(adapter, tmp_path / "b")
+    file = other / "adapter_model.safetensors"
+    for at in (adapter, other):
+        factors = load_file(at / file.name)
+        save_file({k: w.bfloat16() for k, w in factors.items()}, at / file.name)
+    assert tnfn("compare", adapter, other).returncode == 0
+    factors = load_file(file)
+    key = next(key for key in factors if key.endswith("1.self_attn.v_proj.lora_B.weight"))
+    factors[key].view(-1)[0] *= 1.01
+    save_file(factors, file)
+    done = tnfn("compare", adapter, other)
+    assert (done.returncode, done.stdout.split(":")[0]) == (1, "different")
+    assert "most model.layers.1.self_attn.v_proj" in done.stdout

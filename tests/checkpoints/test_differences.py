@@ -197,3 +197,101 @@ def test_strangers_have_no_changes_to_list(tiny):
     assert found.summary()[0].startswith("A and B are unrelated")
     with pytest.raises(SpaceError, match="no changes to draw"):
         draw_difference(found, "never.png")
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [("bert-class", "kept.pooled.W"), ("gpt2-class", "head"), ("vit", "head"),
+                         ("bert", "extra.mlm.W")]
+)  # fmt: skip
+def test_a_replaced_classifier_is_named(tiny, family, name):
+    A = tiny(family)
+    W = A[name]
+    B = A.changed(**{name: W.std() * torch.randn(W.shape, generator=gen(0))})
+    for other in (B, disguised(B, 2)):
+        found = diff(A, other)
+        kinds = {c.name: c.kind for c in found.changes if c.kind != "unchanged"}
+        assert kinds.pop(name) == "replaced", str(found)
+        # What reads or follows it in the form that is compared after a disguise.
+        assert kinds.keys() <= ({"head", "head_bias", "extra.mlm.b"} if found.aligned else set())
+        assert found.aligned == (other is not B)
+
+
+def gen(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_resized_and_added_classifiers_are_named(tiny):
+    A = tiny("bert-class")
+    W, b = A["kept.pooled.W"], A["kept.pooled.b"]
+    more = {"kept.pooled.W": torch.cat([W, W[:, :2]], 1), "kept.pooled.b": torch.cat([b, b[:2]])}
+    for other in (A.changed(**more), disguised(A.changed(**more), 2)):
+        assert diff(A, other).rows == {"kept.pooled.W": (5, 7), "kept.pooled.b": (5, 7)}
+    bare = {n: w for n, w in A.tensors.items() if not n.startswith("kept.")}
+    found = diff(noisy(A, 0.01), MemoryModel(A.description, bare))
+    assert found.only_one == {"kept.pooled.W": "A", "kept.pooled.b": "A"}
+
+
+def test_an_untied_output_matrix_is_compared_with_the_tokens(tiny):
+    A = tiny("llama-tied")
+    head = A["token"].mT.std() * torch.randn(A["token"].mT.shape, generator=gen(0))
+    untied = MemoryModel(replace(A.description, tied=False), {**A.tensors, "head": head})
+    for pair in ((A, untied), (untied, A)):
+        found = diff(*pair)
+        assert "Replaced: output matrix." in found.summary(), str(found)
+
+
+def test_a_fine_tune_of_zero_biases_has_the_bases_of_A(tiny):
+    """GPT-2 starts from biases of zero: there is no ratio to them."""
+    A = tiny("gpt2")
+    biases = [n for n in A.names if ".b_" in n]
+    A = A.changed(**{n: torch.zeros_like(A[n]) for n in biases})
+    tuned = {n: 0.01 * torch.randn(A[n].shape, generator=gen(0)) for n in biases}
+    found = diff(A, noisy(A, 0.02).changed(**tuned))
+    assert not found.aligned
+    assert found.summary()[0] == "B has the bases of A."
+    assert "b_Q: from 0 in blocks 0 to 2" in str(found)
+    assert {c.name for c in found.changes if c.kind == "filled"} == {*biases}
+    sizes = [c["relative_change"] for c in json.loads(json.dumps(found.as_json()))["tensors"]]
+    assert max(size for size in sizes if size is not None) < 1
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_a_strong_fine_tune_has_the_bases_of_A_and_its_disguise_has_not(tiny, share):
+    A = tiny("gpt2")
+    B = noisy(A, share)
+    assert not diff(A, B).aligned
+    assert share > 0.5 or diff(A, disguised(B, 1)).aligned
+
+
+def test_replaced_pairs_of_matrices_are_in_place(tiny):
+    A = tiny("gpt2")
+    for names in (("1.W_Q", "1.W_K"), ("1.W_V", "1.W_O"), ("1.W_A", "1.W_B")):
+        new = {n: A[n].std() * torch.randn(A[n].shape, generator=gen(1)) for n in names}
+        found = diff(A, A.changed(**new))
+        assert not found.aligned
+        assert {c.name for c in found.changes if c.kind == "replaced"} == {*names}
+
+
+def test_units_of_one_block_in_another_order_are_in_other_bases(tiny):
+    A = tiny("gpt2")
+    order = [1, 0, *range(2, A["1.W_A"].shape[1])]
+    swapped = {n: A[n][..., order] for n in ("1.W_A", "1.b_A")} | {"1.W_B": A["1.W_B"][order]}
+    found = diff(A, A.changed(**swapped))
+    assert found.aligned
+    assert ranks(found) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_exact_mixture_leaves_nothing(tiny, dtype):
+    A = tiny("gpt2-untied")
+    zero = {n: torch.zeros_like(A[n]) for n in A.names if ".b_" in n}
+    A, C = (m.changed(**(zero if m is A else {})).to(dtype) for m in (A, noisy(A, 0.05, seed=1)))
+    B = A.changed(**{
+        n: torch.lerp(w.float(), C[n].float(), 0.3).to(dtype) for n, w in A.tensors.items()
+    })  # fmt: skip
+    merge = diff(A, B, C).merge
+    assert merge.left == 0
+    assert merge.share == pytest.approx(0.3, abs=0.01)
+    assert str(merge) == "B is 0.70 A + 0.30 C, which leaves nothing beyond rounding."
+    left = diff(A, noisy(B, 0.01), C).merge.left
+    assert left > 0.02

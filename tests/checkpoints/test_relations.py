@@ -1,6 +1,7 @@
 """Relations of two checkpoints: no edit is called the same, no disguise is called anything else."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -233,3 +234,52 @@ def test_a_key_bias_that_no_input_shows_is_no_difference(tiny, family):
     """Softmax does not see it without rotary positions."""
     A = tiny(family, FLOAT32)
     assert relate(A, A.changed(**{"1.b_K": 1.3 * A["1.b_K"] + 0.1})).verdict == "same"
+
+
+# Sentences
+
+
+def bounds(text: str) -> list[float]:
+    """Numbers that a sentence says every block scores at least, or none above."""
+    return [float(x) for x in re.findall(r"(?:at least|scores above) (\d[\d.e-]*\d|\d)", text)]
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.1, 0.2])
+def test_bounds_in_sentences_hold_for_the_rows_above_them(tiny, share):
+    for family in ("gpt2", "llama"):
+        A = tiny(family)
+        relation = relate(A, noisy(A, share, seed=int(100 * share)))
+        scores = [float(row["score"]) for row in relation.as_json()["blocks"].values()]
+        (low,) = bounds(relation.reason)
+        assert low <= min(scores) < 1, relation.reason
+        stranger = relate(A, tiny(family, seed=int(100 * share) + 1))
+        scores = [float(row["score"]) for row in stranger.as_json()["blocks"].values()]
+        (high,) = bounds(stranger.reason)
+        assert high >= max(scores), stranger.reason
+
+
+def test_no_input_is_claimed_that_was_not_given(tiny):
+    text = str(relate(tiny("llama"), tiny("llama", seed=1), prove=True))
+    assert "the outputs differ on random inputs" in text
+    assert "inputs given" not in text
+
+
+def test_tests_that_disagree_say_why(tiny):
+    """A disguise of a relative permutes its units, which defeats the exact test alone."""
+    A = tiny("gpt2")
+    B = noisy(A, 0.1)
+    plain, hidden = relate(A, B), relate(A, disguised(B, 1))
+    assert plain.disagreement is None
+    assert hidden.exact.total.log10_p > -1.3
+    assert hidden.calibrated.p <= 0.05
+    assert hidden.disagreement.startswith("the tests disagree: units with the same index are not")
+    assert str(hidden).count("the tests disagree") == 1
+    other = replace(plain, calibrated=replace(plain.calibrated, p=0.4))
+    assert other.disagreement.startswith("the tests disagree: units with the same index are alike")
+
+
+def test_classifiers_of_different_sizes_share_a_backbone(tiny):
+    A = tiny("bert-class")
+    W, b = A["kept.pooled.W"], A["kept.pooled.b"]
+    more = {"kept.pooled.W": torch.cat([W, W[:, :2]], 1), "kept.pooled.b": torch.cat([b, b[:2]])}
+    assert relate(A, disguised(A.changed(**more), 2)).verdict == "same backbone"

@@ -363,3 +363,20 @@ def test_each_side_is_rounded_in_its_own_dtype():
     V = space.group.random(gen(5), condition=1000).act({n: w.float() for n, w in U.items()})
     assert compare(space, U, V).same_orbit is True
     assert compare(space, V, U).same_orbit is True
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_networks_in_one_basis_are_compared_as_they_lie(dtype):
+    """One entry, or all of one tensor, changed by less than rounding may hide."""
+    for seed in range(12):
+        source = gen(seed)
+        U = {name: w.to(dtype) for name, w in draw(BLOCK, seed).items()}
+        name = list(U)[int(torch.randint(len(U), (), generator=source))]
+        w = U[name].double()
+        size = w.square().mean().sqrt() * torch.finfo(dtype).eps
+        if seed % 2:
+            w.view(-1)[-1] += 2 * w.view(-1)[-1] * torch.finfo(dtype).eps
+        else:
+            w += size * torch.randn(w.shape, generator=source, dtype=torch.float64)
+        found = compare(BLOCK, U, {**U, name: w.to(dtype)})
+        assert found.same_function is False, (seed, name, found.reason)

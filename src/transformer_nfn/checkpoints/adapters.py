@@ -18,7 +18,8 @@ from torch import Tensor
 from transformer_nfn.checkpoints.proof.checks import Tolerance
 from transformer_nfn.io.adapter import BASE_FIELD, Adapter
 from transformer_nfn.io.tensor_files import WEIGHT_DTYPES
-from transformer_nfn.symmetry.rounding import rounding_rms, tensor_excess
+from transformer_nfn.notebook import bound
+from transformer_nfn.symmetry.rounding import is_rounding, rounding_rms, tensor_excess
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class AdapterComparison:
         worst = max(wrong, key=lambda name: self.changes[name].distance, default="")
         words = [
             f"{len(wrong)} of {len(self.changes)} changes differ, most {worst} (distance "
-            f"{self.changes[worst].distance:.2g}, cosine {self.changes[worst].cosine:.2f})"
+            f"{self.changes[worst].distance:.2g}, cosine {bound(self.changes[worst].cosine)})"
         ] if wrong else []  # fmt: skip
         words += [f"only one changes {name}" for name in self.single[:3]]
         words += [f"'{name}' is stored in full and differs" for name in self.replaced[:3]]
@@ -236,6 +237,9 @@ def _compare(
     first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], unit: float
 ) -> ChangeComparison:
     (B, A), (D, C) = first, second
+    pairs = [(x, y) for x, y in zip(first, second, strict=True) if x.shape == y.shape]
+    if any(not is_rounding(x != y) for x, y in pairs):  # in one inner basis numbers are exact
+        unit = rounding_rms(torch.float64) ** 2
     sizes = [_core(*pair).norm() for pair in (first, second)]
     residual = _core(torch.cat([B, -D], 1), torch.cat([A, C])).square().sum()
     # Both factors are rounded, and errors of products of columns and rows add up.

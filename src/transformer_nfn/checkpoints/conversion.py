@@ -65,12 +65,14 @@ class Conversion:
         equal: all numbers are equal.
         facts: sizes and settings that differ, a sentence each.
         single: tensors that only one of the two has.
+        alike: both store every tensor in one format.
     """
 
     tensors: tuple[TensorConversion, ...]
     equal: bool
     facts: tuple[str, ...] = ()
     single: tuple[str, ...] = ()
+    alike: bool = False
 
     @property
     def wrong(self) -> tuple[TensorConversion, ...]:
@@ -102,7 +104,7 @@ class Conversion:
             words = f"{count - len(self.wrong)} of {count} tensors agree up to {formats} rounding"
             worst = sorted(self.wrong, key=lambda t: -t.outside)
             named = ", ".join(
-                f"{t.key} ({100 * t.outside:.2g} % of its weights)" for t in worst[:3]
+                f"{t.key} ({100 * t.outside:.3g} % of its weights)" for t in worst[:3]
             )
             words += f"; not so {named}{' …' if len(worst) > 3 else ''}"
             if all(tensor.rotary for tensor in self.wrong):
@@ -154,7 +156,8 @@ def check_conversion(A: Model, B: Model) -> Conversion | None:
         if len(tensors) in (LOOK, len(pairs)) and 2 * sum(t.fits for t in tensors) < len(tensors):
             return None
     facts = tuple(differing_settings(A.description, B.description))
-    return Conversion(tuple(tensors), equal, facts, tuple(single))
+    alike = all(a == b and A.format(a) == B.format(b) for a, b in pairs)
+    return Conversion(tuple(tensors), equal, facts, tuple(single), alike)
 
 
 def quantisation_error(model: Model) -> float:

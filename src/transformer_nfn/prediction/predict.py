@@ -17,6 +17,7 @@ from transformer_nfn.checkpoints.families import OpenOptions
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import network_of
 from transformer_nfn.networks import Network, resolve_networks, zoo_rows
+from transformer_nfn.notebook import bound
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.guard.own import OwnGuard, invariants_of
@@ -40,15 +41,15 @@ from transformer_nfn.zoo.network_files import check_positions
 BATCH = 512
 """Networks in memory at once: a zoo may have tens of thousands."""
 OUTLIER_TEXT = (
-    "unlike any network of the training set ({:.1f} times the usual distance): its interval is the "
+    "unlike any network of the training set ({} times the usual distance): its interval is the "
     "whole range of the target"
 )
 GUARD_TEXT = (
     "its outputs, or how its tensors fit each other, are unlike those of healthy networks "
-    "({:.1f} times the limit): the prediction may be far off and its interval has no known coverage"
+    "({} times the limit): the prediction may be far off and its interval has no known coverage"
 )
 OWN_GUARD_TEXT = (
-    "its weights are more like those of damaged copies than of healthy networks ({:.1f} times the "
+    "its weights are more like those of damaged copies than of healthy networks ({} times the "
     "limit): the prediction may be far off, and its interval is the whole range of the target"
 )
 LARGE_CORRECTION = 0.1
@@ -333,13 +334,13 @@ def _predict_batch(
         for at, i in enumerate(indices):
             notes = [loaded[i].note]
             if guard is None and size_warning is None and novelty[at] > 1:
-                notes.append(OUTLIER_TEXT.format(float(novelty[at])))
+                notes.append(OUTLIER_TEXT.format(bound(float(novelty[at]), up=True)))
             outlier = bool(score[at] > 1 or novelty[at] > 1)
             # The whole range holds what is within it; guards of built zoos give less than that.
             unbounded = guard is not None or run.target.kind == "number"
             warnings = [size_warning]
             if score[at] > 1:
-                warnings.append(text.format(float(score[at])))
+                warnings.append(text.format(bound(float(score[at]), up=True)))
             out[i] = Prediction(
                 name=networks[i].name,
                 value=float(run.target.in_unit(mean[at])),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.functional import Architecture, Forward, Inputs, runnable
-from transformer_nfn.notebook import to_html
+from transformer_nfn.notebook import bound, to_html
 from transformer_nfn.spaces import Element, Weights, WeightSpace
 from transformer_nfn.symmetry.element_search import align_permutations, exact_element, recover
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
@@ -20,6 +20,8 @@ from transformer_nfn.symmetry.representatives import fingerprint
 from transformer_nfn.symmetry.rounding import (
     HALF,
     allowed_error,
+    differing,
+    is_rounding,
     rounding_rms,
     rounding_unit,
     site_excess,
@@ -99,14 +101,16 @@ class Comparison:
             "same function:": words[self.same_function],
             "same orbit:": f"{words[self.same_orbit]} (group: {self.group})",
             "because": self.reason,
-            "resolution:": f"{self.resolution:.2g} (relative differences below this are hidden)",
+            "resolution:": f"{bound(self.resolution, up=True)} (smaller relative differences may "
+            "be hidden)",
         }
         if self.element_error is not None:
             facts["element error:"] = f"{self.element_error:.2g}"
         if self.witness is not None:
             facts["witness:"] = (
                 f"{self.witness.X.shape[0]} tokens, outputs differ by "
-                f"{self.witness.difference:.3g} (rounding explains {self.witness.noise:.1g})"
+                f"{self.witness.difference:.3g} (rounding explains "
+                f"{bound(self.witness.noise, up=True)})"
             )
         return facts
 
@@ -129,8 +133,9 @@ def compare(
     where an element of the architecture's enlarged group joins them.
 
     "Same" is up to the rounding of the weights' dtype: the two networks are treated as rounded
-    copies of exact ones. Where rounding hides differences over 5 %, or the gap between two heads,
-    the result is None, unless the weights are equal bit by bit, as they are or permuted.
+    copies of exact ones, unless they are equal but for some tensors that differ by little. Where
+    rounding hides differences over 5 %, or the gap between two heads, the result is None, unless
+    the weights are equal bit by bit, as they are or permuted.
 
     Args:
         U: one network, ``[1, 1, *axes]`` or ``[*axes]``. V: the other.
@@ -160,6 +165,8 @@ def compare(
         check_block(space)
     _check_pair(space, U, V)
     u, v = single(space, U), single(space, V)
+    if _is_edited(space, u, v):  # nothing stands between the two that rounding could hide
+        U, V = u, v = in_float64(u), in_float64(v)
     dtypes = next(iter(u.values())).dtype, next(iter(v.values())).dtype
     dtype = max(dtypes, key=lambda kind: torch.finfo(kind).eps)  # the less precise one
     unit = rounding_unit(dtype)
@@ -207,7 +214,8 @@ def compare(
         return result(
             None,
             None,
-            f"rounding to {name} hides relative differences up to {hidden:.1%} of an invariant, "
+            f"rounding to {name} hides relative differences up to {bound(100 * hidden, up=True)} % "
+            "of an invariant, "
             "more than what tells heads apart",
         )
     if orbit:
@@ -303,6 +311,21 @@ def _compare_enlarged(
     enlarged = architecture.over_enlarged()
     weights = architecture.in_enlarged(U), architecture.in_enlarged(V)
     return replace(compare(enlarged, *weights, seed=seed), group="enlarged")
+
+
+def _is_edited(space: WeightSpace, u: Weights, v: Weights) -> bool:
+    """Whether two networks in one basis are equal but for entries or tensors that rounding hides.
+
+    A change of basis and back leaves rounding in every tensor on which matrices act.
+    """
+    masks = {name: differing(w, v[name]) for name, w in u.items()}
+    differ = [name for name, mask in masks.items() if bool(mask.any())]
+    acted = [name for name in u if space.rebased(name) and bool(u[name].any())]
+    if not differ or (acted and all(is_rounding(masks[name]) for name in acted)):
+        return False
+    dtype = max((w[differ[0]].dtype for w in (u, v)), key=rounding_unit)
+    hidden = rounding_unit(dtype) * (STORED_PRODUCT if dtype in HALF else ARITHMETIC)
+    return all(relative_error(u[n].double(), v[n].double()) <= hidden for n in differ)
 
 
 def _fingerprints_differ(space: WeightSpace, u: Weights, v: Weights, hidden: float) -> bool:

@@ -11,6 +11,8 @@ ROUNDING_RMS = 0.2
 """Root mean square of a rounding error relative to the weight, in units of a dtype's epsilon: it
 is uniform within half a spacing, 1/√12 = 0.29 of one, and a weight is 1 to 2 times what its
 spacing belongs to."""
+EVERY_ENTRY = 1 / 8
+"""Share of the entries that rounding changes, at least, where it goes another way."""
 STEPS = 1024.0
 """Weights stored in float64 were computed in float64, with an error at each step."""
 
@@ -42,6 +44,30 @@ def allowed_error(dtype: torch.dtype) -> float:
     tolerance covers arithmetic as well.
     """
     return (1.25 if dtype in HALF else 16.0) * rounding_unit(dtype)
+
+
+def differing(a: Tensor, b: Tensor) -> Tensor:
+    """Mask of the entries that are not one number, each rounded to the dtype of its tensor.
+
+    >>> a = torch.tensor([1.0, 1.001, 1.01])
+    >>> differing(a, a.bfloat16()).tolist(), differing(a, torch.ones(3)).tolist()
+    ([False, False, False], [False, True, True])
+    """
+    if a.dtype.itemsize == b.dtype.itemsize and a.dtype != b.dtype:  # neither holds the other
+        return (a.double() - b.double()).abs() > _half_step(a) + _half_step(b)
+    return a.to(b.dtype) != b if b.dtype.itemsize < a.dtype.itemsize else b.to(a.dtype) != a
+
+
+def is_rounding(mask: Tensor) -> bool:
+    """Whether so many entries differ that numbers may have been rounded another way: by a change of
+    basis and back, or a cast that truncates. An edit of every entry may look like that, too."""
+    return int(mask.sum()) >= EVERY_ENTRY * mask.numel()
+
+
+def _half_step(w: Tensor) -> Tensor:
+    """Half the distance to the next larger number of the dtype, in float64."""
+    info, exponent = torch.finfo(w.dtype), torch.frexp(w.double()).exponent
+    return (info.eps / 4 * torch.exp2(exponent.double())).clamp_min(info.tiny * info.eps / 2)
 
 
 def tensor_excess(residual: Tensor, error: Tensor) -> float:

@@ -8,6 +8,7 @@ dense, it is the one that brings both tensors nearest.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from transformer_nfn.checkpoints.differences.change import FULL, spectrum, whitened
 from transformer_nfn.checkpoints.pieces import Piece
 from transformer_nfn.checkpoints.symmetries import QueryKeyBasis, Site, ValueOutputBasis
+from transformer_nfn.symmetry.comparison import relative_error
 
 START = 8
 """The level of a change starts where one singular value in so many stands above."""
@@ -55,14 +57,21 @@ class Matched:
 
     @property
     def relative(self) -> float:
-        """``‖b − a‖ / ‖a‖``."""
-        return float((self.b - self.a).norm() / self.a.norm().clamp_min(1e-300))
+        """``‖b − a‖ / ‖a‖``; infinite where only ``a`` is zero."""
+        difference, size = float((self.b - self.a).norm()), float(self.a.norm())
+        return difference / size if size else math.inf if difference else 0.0
+
+    @property
+    def distance(self) -> float:
+        """``‖b − a‖`` over the larger of both norms."""
+        return relative_error(self.a, self.b)
 
     @property
     def rounding(self) -> float:
         """The same, expected of rounding alone."""
         squares = self.noise.diagonal(dim1=-2, dim2=-1).sum() * self.a.shape[-2]
-        return float(squares.sqrt() / self.a.norm().clamp_min(1e-300))
+        size = float(self.a.norm())
+        return float(squares.sqrt()) / size if size else 0.0
 
     @property
     def is_vector(self) -> bool:

@@ -9,13 +9,14 @@ singular values that stand out of it are counted as Gavish and Donoho do (2014, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-Kind = Literal["unchanged", "low rank", "dense", "pruned", "replaced"]
+Kind = Literal["unchanged", "edited", "low rank", "dense", "pruned", "replaced", "filled"]
 
 REPLACED = 1.0
 """Relative change from which on a tensor has nothing left of the other: two unrelated tensors of
@@ -35,10 +36,11 @@ class Change:
         block: of A, or empty outside the blocks.
         partner: block of B that comes from it.
         tensor: canonical name without the block.
-        relative: ``‖B − A‖ / ‖A‖`` after B was aligned to A.
+        relative: ``‖B − A‖ / ‖A‖`` after B was aligned to A; infinite where only A is zero.
         rounding: the same, expected of rounding alone.
-        kind: ``unchanged`` up to rounding, ``low rank``, ``dense``, ``pruned`` (what is not zero
-            is unchanged) or ``replaced``.
+        kind: ``unchanged`` up to rounding, ``edited`` (entries differ as the files lie, by no more
+            than rounding could), ``low rank``, ``dense``, ``pruned`` (what is not zero is
+            unchanged), ``replaced``, or ``filled`` (zero in A).
         rank: number of directions of the change that stand above rounding; None for a replaced
             tensor, and for a dense change of which not all singular values were computed.
         standing_out: of a dense change, the number of directions that stand out of it.
@@ -71,7 +73,8 @@ class Change:
     def __str__(self) -> str:
         words = f"rank {self.rank}" if self.kind == "low rank" else self.kind
         grid = "" if self.grid is None else f", {self.grid}"
-        return f"{self.name}: {self.relative:.2g}, {words}{grid}"
+        size = "" if self.kind == "filled" else f"{self.relative:.2g}, "
+        return f"{self.name}: {size}{words}{grid}"
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON values."""
@@ -79,7 +82,7 @@ class Change:
             "block": self.block or None,
             "block_of_B": self.partner or None,
             "tensor": self.tensor,
-            "relative_change": self.relative,
+            "relative_change": self.relative if math.isfinite(self.relative) else None,
             "rounding": self.rounding,
             "kind": self.kind,
             "rank": self.rank,

@@ -7,15 +7,17 @@ form, in which gains and biases of norms stand in the matrices that read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.differences.bases import Matched
-from transformer_nfn.checkpoints.differences.change import REPLACED, Change, spectrum
+from transformer_nfn.checkpoints.differences.change import REPLACED, Change, Kind, spectrum
 from transformer_nfn.checkpoints.differences.grids import Grid, find_grid
 from transformer_nfn.checkpoints.differences.matching import (
     AlignedBlock,
@@ -25,19 +27,29 @@ from transformer_nfn.checkpoints.differences.matching import (
 )
 from transformer_nfn.checkpoints.differences.result import Difference, Merge
 from transformer_nfn.checkpoints.families import Model
-from transformer_nfn.checkpoints.proof.checks import Tolerance
+from transformer_nfn.checkpoints.proof.blocks import match_classifier
+from transformer_nfn.checkpoints.proof.checks import Check, Tolerance
+from transformer_nfn.checkpoints.proof.ends import (
+    check_added,
+    check_ends,
+    compare_outputs,
+    table_shifts,
+)
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
 from transformer_nfn.checkpoints.relations import Relation, relate
+from transformer_nfn.checkpoints.relations.verdicts import CONSISTENT
 from transformer_nfn.checkpoints.sketches import draw_probes, sketch_block
 from transformer_nfn.checkpoints.stream import BlockStreams, acting, fit_stream, refine_stream
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional.description import KEPT
 
 ALIKE = 0.7
 """Relative change up to which a tensor stands where the other model has it: half of the way to two
 unrelated tensors (1.41)."""
-IN_PLACE = 0.75
-"""Share of the matrices that have to stand where A has them for the files to have one basis."""
+NEARER, MOVED = 0.75, 0.01
+"""Distance that is left, at most, after an element that was needed; and relative change from which
+on one may have been, where scores see no other difference."""
 ZERO = 1e-6
 """Size of a head or neuron, relative to the median, up to which it is zero."""
 UNITS = ("W_V", "W_O", "cross.W_V", "cross.W_O", "W_A", "W_G", "W_B")
@@ -84,10 +96,18 @@ def diff(A: Model, B: Model, C: Model | None = None) -> Difference:
         aligned = pair.aligned or third.aligned
         pair, third = replace(pair, aligned=aligned), replace(third, aligned=aligned)
     allowed = Tolerance.of(A.dtype, B.dtype).same
+    edited = () if pair.aligned else tuple(edit.name for edit in pair.relation.edits)
+    changes = [_change(p, A, B, allowed, edited) for p in pair.tensors()]
+    listed = {change.name for change in changes}
+    for c in pair.ends() if pair.aligned else ():
+        if c.name in (A.names.keys() | B.names.keys() | {"output"}) - listed:
+            kind: Kind = "replaced" if c.residual > REPLACED else "dense"
+            kind = "unchanged" if c.excess <= allowed else kind
+            changes.append(Change("", "", c.name, c.residual, c.expected, kind))
     return Difference(
         pair.relation,
         aligned=pair.aligned,
-        changes=tuple(_change(p, A, B, allowed) for p in pair.tensors()),
+        changes=tuple(changes),
         rows=_rows(A, B),
         only_one=_only_one(A, B),
         merge=None if third is None else _merge(pair, third),
@@ -127,31 +147,79 @@ class _Related:
     def of(A: Model, B: Model) -> _Related:
         relation = relate(A, B, prove=False)
         pairs = [(a, b) for b, a in relation.sources.items() if a is not None]
-        return _Related(A, B, relation, pairs, not _in_place(A, B, pairs))
+        related = _Related(A, B, relation, pairs, aligned=True)
+        of_one_width = pairs and A.description.width == B.description.width
+        return replace(related, aligned=not of_one_width or related._is_rebased())
 
     def tensors(self) -> Iterator[_Pair]:
         """Every tensor that both models have, in one basis."""
         return self._aligned() if self.aligned else self._stored()
 
+    def ends(self) -> Iterator[Check]:
+        """Outputs, classifiers and vectors outside the blocks of aligned models, without ranks."""
+        a, b, stream = self._frame
+        shifts, outputs = table_shifts(b, a, stream), compare_outputs(self.B, self.A)
+        yield from check_ends(b, a, stream, shifts, outputs)
+        yield from check_added(b, a, stream)
+        if a.classifier is not None and b.classifier is not None:
+            drawn = draw_probes(b.description.width, centred=b.centred, dtype=torch.float64)
+            yield from match_classifier(b.classifier, a.classifier, stream, drawn)[1]
+
+    def _is_rebased(self) -> bool:
+        """Whether B has to be aligned: it has other shapes, or is much nearer to A then."""
+        for a, b in self.pairs:
+            shapes = [
+                {n.removeprefix(f"{at}."): s for n, s in m.names.items() if n.startswith(f"{at}.")}
+                for m, at in ((self.A, a), (self.B, b))
+            ]
+            if any(shapes[1].get(n) != s for n, s in shapes[0].items() if len(s) > 1):
+                return True
+        explained = self.relation.verdict == CONSISTENT
+        stored = _distances(self._stored())
+        apart = {
+            block: {n for n, d in found.items() if d > (MOVED if explained else ALIKE)}
+            for block, found in stored.items()
+        }
+        pairs = [pair for pair in self.pairs if apart.get(pair[0])]
+        if not any(apart.values()):
+            return False
+        for block, found in groupby(replace(self, pairs=pairs)._aligned(), lambda p: p.first):
+            near = _distances(found)[block]
+            common = near.keys() & stored[block].keys()
+            before, after = (sum(d[n] ** 2 for n in common) for d in (stored[block], near))
+            alike = any(near[n] <= ALIKE for n in common & apart[block])
+            if after <= NEARER**2 * before and (alike or common <= apart[block]) and common:
+                return True
+        return False
+
     def _stored(self) -> Iterator[_Pair]:
         """As the files have them."""
         A, B = self.A, self.B
         inside = tuple(f"{block}." for m in (A, B) for block in m.description.blocks)
-        for name in A.names:
-            if name in B.names and not name.startswith((*inside, "kept.")):
+        for name in (n for n in A.names if n in B.names):
+            comparable = A.names[name] == B.names[name] or not name.startswith(KEPT)
+            if comparable and not name.startswith(inside):
                 yield _Pair("", "", stored_pair(name, name, A, B, name))
+        heads = [n for n in (A.names.keys() ^ B.names.keys()) if n == "head"]
+        if heads and A.description.tied != B.description.tied:  # one repeats its tokens
+            first, second = ("token", "head") if A.description.tied else ("head", "token")
+            yield _Pair("", "", stored_pair(first, "head", A, B, second))
         for a, b in self.pairs:
             for name in A.names:
                 short = name.removeprefix(f"{a}.")
                 if short != name and f"{b}.{short}" in B.names:
                     yield _Pair(a, b, stored_pair(name, short, A, B, f"{b}.{short}"))
 
-    def _aligned(self) -> Iterator[_Pair]:
-        """In the reduced form, with B aligned to A."""
+    @cached_property
+    def _frame(self) -> tuple[Reduced, Reduced, StreamMap]:
+        """Both reduced forms, and the map of B's stream to A's."""
         a, b = reduce_pair(self.A, self.B)
         stream = fit_stream(b, a, hold_out=False, only=self.relation.fitted).map
-        if a.blocks == b.blocks:
-            stream = refine_stream(b, a, stream)
+        return a, b, refine_stream(b, a, stream) if a.blocks == b.blocks else stream
+
+    def _aligned(self) -> Iterator[_Pair]:
+        """In the reduced form, with B aligned to A."""
+        a, b, stream = self._frame
         allowed = Tolerance.of(self.A.dtype, self.B.dtype).same
         for matched in _tables(a, b, stream):
             yield _Pair("", "", matched)
@@ -165,35 +233,34 @@ class _Related:
                 yield _Pair(first, second, matched)
 
 
-def _in_place(A: Model, B: Model, pairs: Sequence[tuple[str, str]]) -> bool:
-    """Whether most matrices of two models stand in one basis in their files."""
-    alike = []
-    for a, b in pairs:
-        shapes = [
-            {n.removeprefix(f"{at}."): s for n, s in m.names.items() if n.startswith(f"{at}.")}
-            for m, at in ((A, a), (B, b))
-        ]
-        matrices = [n for n, shape in shapes[0].items() if len(shape) > 1]
-        if any(shapes[1].get(n) != shapes[0][n] for n in matrices):
-            return False
-        for n in matrices:
-            x, y = A[f"{a}.{n}"].float(), B[f"{b}.{n}"].float()
-            alike.append(float((y - x).norm()) <= ALIKE * float(x.norm()))
-    return sum(alike) >= IN_PLACE * len(alike)
+def _distances(pairs: Iterable[_Pair]) -> dict[str, dict[str, float]]:
+    """Distances of the matrices, by block and tensor."""
+    out: dict[str, dict[str, float]] = {"": {}}
+    for p in pairs:
+        of_block = out.setdefault(p.first, {})
+        if not p.matched.is_vector and not p.matched.name.rpartition(".")[2].startswith("b_"):
+            of_block[p.matched.name] = p.matched.distance
+    return out
 
 
 def _rows(A: Model, B: Model) -> dict[str, tuple[int, int]]:
     """Numbers of tokens, positions and outputs, where they differ."""
-    a, b = Reduced(A), Reduced(B)
-    common = [n for n in a.table_names() if n in b.table_names()]
-    sizes = {n: (a.table_rows(n), b.table_rows(n)) for n in common}
-    return {n: pair for n, pair in sizes.items() if pair[0] != pair[1]}
+    a, b = _ends(A), _ends(B)
+    unlike = [n for n in a if n in b and a[n] != b[n]]
+    return {n: next(p for p in zip(a[n], b[n], strict=False) if p[0] != p[1]) for n in unlike}
 
 
 def _only_one(A: Model, B: Model) -> dict[str, str]:
-    """Tables that only one of the two has."""
-    a, b = (Reduced(m).table_names() for m in (A, B))
+    """Tables and classifiers that only one of the two has."""
+    a, b = _ends(A), _ends(B)
     return {n: "A" for n in a if n not in b} | {n: "B" for n in b if n not in a}
+
+
+def _ends(model: Model) -> dict[str, tuple[int, ...]]:
+    """Numbers of rows of tables, and shapes of classifiers."""
+    reduced = Reduced(model)
+    kept = {n: s for n, s in model.names.items() if n.startswith((KEPT, "classifier."))}
+    return {n: (reduced.table_rows(n),) for n in reduced.table_names()} | kept
 
 
 def _tables(a: Reduced, b: Reduced, stream: StreamMap) -> Iterator[Matched]:
@@ -216,11 +283,23 @@ def _tables(a: Reduced, b: Reduced, stream: StreamMap) -> Iterator[Matched]:
     return iter(moved.values())
 
 
-def _change(pair: _Pair, A: Model, B: Model, allowed: float) -> Change:
-    """Measure the change of one tensor."""
+def _change(
+    pair: _Pair, A: Model, B: Model, allowed: float, edited: Sequence[str]
+) -> Change:
+    """Measure the change of one tensor; one that rounding explains may be an edit nevertheless."""
+    change = _measured(pair, A, B, allowed)
+    if change.kind == "unchanged" and change.grid is None and change.name in edited:
+        return replace(change, kind="edited", rank=None)
+    return change
+
+
+def _measured(pair: _Pair, A: Model, B: Model, allowed: float) -> Change:
+    """Measure the change of one tensor, with all that rounding may cause allowed for."""
     matched = pair.matched
     relative, rounding = matched.relative, matched.rounding
     make = partial(Change, pair.first, pair.second, matched.name, relative, rounding)
+    if math.isinf(relative):
+        return make("filled")
     if matched.is_vector:
         same = relative <= 2 * allowed * rounding
         return make("unchanged" if same else "replaced" if relative > REPLACED else "dense")
@@ -280,12 +359,17 @@ def _merge(pair: _Related, third: _Related) -> Merge:
         other = found.get((p.first, p.matched.name))
         if other is None or other.a.shape != p.matched.a.shape:
             continue
-        size = p.matched.a.square().sum().clamp_min(1e-300)
         x, y = p.matched.b - p.matched.a, other.b - other.a
-        products = torch.stack([(x * y).sum(), y.square().sum(), x.square().sum()]) / size
-        sums[p.first] = sums.get(p.first, torch.zeros(3)) + products
-    inner, C, B = torch.stack(list(sums.values())).sum(0).tolist()
+        size = max(float(w.square().sum()) for w in (p.matched.a, x, y))
+        noise = [m.rounding**2 * m.a.square().sum() for m in (p.matched, other)]
+        squares = torch.stack([(x * y).sum(), y.square().sum(), x.square().sum(), *noise])
+        if size:
+            sums[p.first] = sums.get(p.first, torch.zeros(5)) + squares / size
+    inner, C, B, noise_B, noise_C = torch.stack(list(sums.values())).sum(0).tolist()
     share = inner / max(C, 1e-300)
     left = max(B - 2 * share * inner + share**2 * C, 0.0)
+    allowed = Tolerance.of(pair.A.dtype, pair.B.dtype, third.B.dtype).same
+    if left <= allowed**2 * (noise_B + share**2 * noise_C):
+        left = 0.0
     blocks = {n: float(s[0] / s[1].clamp_min(1e-300)) for n, s in sums.items() if n}
     return Merge(share, blocks, (left / max(B, 1e-300)) ** 0.5)

@@ -26,7 +26,7 @@ from transformer_nfn.checkpoints.symmetries import (
 )
 from transformer_nfn.checkpoints.symmetries.neurons import neuron_scales
 from transformer_nfn.checkpoints.symmetries.query_key_norm import GAINS, reorder_gains
-from transformer_nfn.functional.description import Attention, axes_of
+from transformer_nfn.functional.description import KEPT, Attention, axes_of
 from transformer_nfn.spaces.actions.permutation import match_rows
 from transformer_nfn.spaces.actions.solvers import Pair
 from transformer_nfn.symmetry.rounding import rounding_rms
@@ -42,9 +42,11 @@ def stored_pair(name: str, short: str, A: Model, B: Model, other: str) -> Matche
         other: canonical name in B.
     """
     unit = max(rounding_rms(m.dtype) for m in (A, B)) ** 2
-    pair = [columns(name, m[n].double()) for m, n in ((A, name), (B, other))]
-    count = min(len(w) for w in pair)
-    a, b = (w[:count] for w in pair)
+    stored = [m[n].double() for m, n in ((A, name), (B, other))]
+    if stored[0].ndim == 1:
+        stored = [w[: min(map(len, stored))] for w in stored]
+    pair = [columns(n, w) for n, w in zip((name, other), stored, strict=True)]
+    a, b = (w[: min(map(len, pair))] for w in pair)
     return Matched(short, a, b, torch.diag_embed(unit * (a.square() + b.square()).mean(-2)))
 
 
@@ -55,9 +57,11 @@ def columns(name: str, w: Tensor) -> Tensor:
         >>> columns("0.W_A", torch.zeros(4, 16)).shape  # 16 neurons
         torch.Size([16, 4, 1])
     """
-    axes = axes_of(name)
     if w.ndim == 1:
         return w.reshape(1, -1, 1)
+    if name.startswith(KEPT):
+        return w.flatten(1).unsqueeze(-1)
+    axes = axes_of(name)
     if w.ndim == 2:
         return (w.mT if axes[0] == "D" else w).unsqueeze(-1)
     return w if axes[1] == "D" else w.mT

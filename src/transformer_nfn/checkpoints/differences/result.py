@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from transformer_nfn.checkpoints.differences.change import Change
+from transformer_nfn.checkpoints.edits import describe_edits
 from transformer_nfn.checkpoints.relations import Relation
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.io.files import blank_figure, save_figure
@@ -38,7 +39,8 @@ class Merge:
     Attributes:
         share: of C, by least squares over all tensors; A has the rest.
         blocks: the same of each block alone.
-        left: ``‖B − A − share (C − A)‖ / ‖B − A‖``: what the mixture does not explain.
+        left: ``‖B − A − share (C − A)‖ / ‖B − A‖``: what the mixture does not explain; 0 where
+            rounding does.
 
     Example:
         >>> print(Merge(0.4, {"0": 0.4}, 0.01))
@@ -51,7 +53,8 @@ class Merge:
 
     def __str__(self) -> str:
         mixture = f"{1 - self.share:.2f} A + {self.share:.2f} C"
-        return f"B is {mixture}, which leaves {100 * self.left:.0f} % of B - A."
+        left = f"{100 * self.left:.2g} % of B - A" if self.left else "nothing beyond rounding"
+        return f"B is {mixture}, which leaves {left}."
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON values."""
@@ -99,12 +102,7 @@ class Difference:
             verdict = self.relation.verdict
             word = "the same" if verdict == "same" else verdict
             return [f"A and B are {word}: {self.relation.reason}."]
-        lines = [
-            "B was aligned to A: its stream, heads or neurons are in other bases."
-            if self.aligned
-            else "B has the bases of A."
-        ]
-        lines += self._about_blocks()
+        lines = [*(self._about_bases() if self.changes else ()), *self._about_blocks()]
         lines += self._about_units()
         lines += self._about_ends()
         lines += _grid_sentences(self.changes)
@@ -113,14 +111,25 @@ class Difference:
             lines.append(str(self.merge))
         lines += _low_rank_sentences(self.changes)
         lines += _dense_sentences(self.changes)
-        replaced = [c for c in self.changes if c.kind == "replaced"]
-        if replaced:
-            lines.append(f"Replaced: {_named(replaced)}.")
+        for kind, title in (("replaced", "Replaced"), ("filled", "Zero in A alone")):
+            named = [c for c in self.changes if c.kind == kind]
+            lines += [f"{title}: {_named(named)}."] if named else []
         if not self.changes:
             lines.append("Tensors are not compared: the streams have different widths.")
         elif all(c.kind == "unchanged" for c in self.changes):
             lines.append("No tensor that both have differs by more than rounding explains.")
         return lines
+
+    def _about_bases(self) -> Iterator[str]:
+        if self.aligned:
+            why = "its stream, heads or neurons are in other bases"
+            if self.relation.units:
+                why = "it has other numbers of heads or neurons"
+            yield f"B was aligned to A: {why}."
+            return
+        yield "B has the bases of A."
+        if self.relation.edits:
+            yield f"As the files lie, {describe_edits(self.relation.edits)}."
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -192,7 +201,8 @@ class Difference:
                 yield f"{changes[0].name}: {change_text(changes[0])}"
                 continue
             least, *_, most = sorted(changes, key=lambda c: c.relative)
-            span = f"{change_text(least)} to {change_text(most)}"
+            texts = dict.fromkeys((change_text(least), change_text(most)))
+            span = " to ".join(texts)
             yield f"{tensor}: {span} in {_blocks([_row(c) for c in changes]).lower()}"
 
     def others(self) -> list[Change]:
@@ -233,6 +243,8 @@ def change_text(change: Change | None) -> str:
         return ""
     if change.kind == "unchanged":
         return "-"
+    if change.kind == "filled":
+        return "from 0"
     rank = f" r{change.rank}" if change.kind == "low rank" else ""
     return f"{change.relative:.2g}{rank}"
 
@@ -277,7 +289,7 @@ def _pruned_sentences(changes: Sequence[Change]) -> Iterator[str]:
     scattered = [c for c in changes if c.zeros and not c.zero_units]
     if scattered:
         shares = list(
-            dict.fromkeys(f"{100 * f(c.zeros for c in scattered):.0f}" for f in (min, max))
+            dict.fromkeys(f"{100 * f(c.zeros for c in scattered):.3g}" for f in (min, max))
         )
         yield f"{' to '.join(shares)} % of the entries were set to zero: {_named(scattered)}."
 
@@ -334,7 +346,7 @@ def difference_figure(difference: Difference) -> Figure:
         for j, tensor in enumerate(tensors):
             change = cells.get((block, tensor))
             if change is not None:
-                values[i, j] = 0.0 if change.kind == "unchanged" else change.relative
+                values[i, j] = 0.0 if change.kind == "unchanged" else min(change.relative, 2.0)
                 if change.kind == "low rank":
                     axes.text(j, i, f"{change.rank}", ha="center", va="center", color="white")
     image = axes.imshow(values.numpy(), vmin=0, cmap="viridis", aspect="auto")

@@ -90,6 +90,14 @@ class Model(OpenFiles):
                 out |= {other: w for other, w in found.items() if other in wanted}
         return {name: out[name] if dtype is None else out[name].to(dtype) for name in wanted}
 
+    def stored(self, name: str) -> Tensor:
+        """One tensor in the numbers and the dtype of the file, also gains that it stores less one.
+        """
+        w, offset = self[name], self.binding.family.gain_offset
+        if not offset or not name.endswith(".g"):
+            return w
+        return (w - offset).to(self.checkpoint.info(self.key(name)).weight_dtype)
+
     def format(self, name: str) -> str:
         """What a tensor is stored in: a dtype, or the format that it was quantised to."""
         info = self.checkpoint.info(self.key(name))

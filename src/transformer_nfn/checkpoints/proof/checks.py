@@ -69,6 +69,8 @@ class Check:
             ``ratio`` counts half.
         observable: the same as ``excess``, of what the function can depend on: a change of an
             output matrix whose input is always zero does not change the function.
+        hidden: the part of the tensor that a change of one rounding error as `Tolerance` counts
+            them amounts to.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Check:
     worst: float
     excess: float
     observable: float
+    hidden: float
 
     def within(self, tolerance: Tolerance) -> bool:
         """Whether rounding explains the tensor and each of its parts."""
@@ -144,9 +147,10 @@ def check(
         limited = torch.minimum(residual, 4 * observable.reshape(-1) * error)
         seen_ratio, seen_worst = excesses(limited)
         seen = max(seen_ratio / single, seen_worst)
-    norm = max(float(size.sum()), 1e-300) ** 0.5
+    # A tensor of zeros has no size to compare with: it is as large as what differs.
+    norm = float(size.sum() or (residual + error).sum() or 1.0) ** 0.5
     relative, expected = (float(x.sum()) ** 0.5 / norm for x in (residual, error))
-    return Check(name, relative, expected, ratio, worst, excess, seen)
+    return Check(name, relative, expected, ratio, worst, excess, seen, single * expected)
 
 
 def has_duplicate(rows: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ def check_ends(
         yield check(name, Squares(residual, piece.error + other.error, size), 1, sites=False)
     if {"head", "extra.mlm"} <= outputs.common:
         yield from _check_masked_head(A, B, stream)
-    yield from _check_kept(A, B, outputs)
+    yield from _check_kept(A, B)
 
 
 def _check_table(
@@ -225,13 +225,11 @@ def _check_masked_head(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Ch
     yield from _check_table(table, other, stream, order=order)
 
 
-def _check_kept(A: Reduced, B: Reduced, outputs: Outputs) -> Iterator[Check]:
+def _check_kept(A: Reduced, B: Reduced) -> Iterator[Check]:
     """Check tensors that nothing acts on."""
     moved = {name for _, site in added_sites(A.description) for name in site.names.values()}
     for name in A.names:
-        if not name.startswith(KEPT) or (name not in outputs.common and name not in B.names):
-            continue
-        if name in moved:
+        if not name.startswith(KEPT) or name in moved or A.names[name] != B.names.get(name):
             continue
         x, y = (m.model[name].to(m.dtype) for m in (A, B))
         error = A.unit * x.square() + B.unit * y.square()

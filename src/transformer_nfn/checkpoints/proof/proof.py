@@ -34,6 +34,7 @@ from transformer_nfn.checkpoints.stream import (
 )
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.functional.description import KEPT, POSITIONS
+from transformer_nfn.notebook import bound
 
 PROBES = 64
 """Probes by which heads and neurons are matched; their tensors are then checked in full."""
@@ -93,23 +94,38 @@ class Proof:
     backbone: bool = False
     not_compared: tuple[str, ...] = ()
 
+    @property
+    def resolution(self) -> tuple[float, str] | None:
+        """Smallest relative change of any one tensor that would have been seen, and the tensor
+        where rounding hides most; None where not every tensor was checked."""
+        if not self.checks or self.tolerance is None:
+            return None
+        hidden, name = max((c.hidden, c.name) for c in self.checks)
+        return self.tolerance.same * hidden, name
+
     def lines(self) -> list[str]:
         """The proof as text."""
         words = {True: "yes", False: "no", None: "undecidable"}
         out = [f"proof: same function: {words[self.same]}, {self.reason}"]
         if self.checks and self.tolerance is not None:
             far = sorted(self.checks, key=lambda c: -c.excess)[:3]
-            shown = ", ".join(f"{c.name} {c.excess:.2g}" for c in far)
+            shown = ", ".join(f"{c.name} {c.excess:.3g}" for c in far)
             out.append(
                 f"{len(self.checks)} tensors checked; largest residuals, in expected rounding "
                 f"errors ({self.tolerance.same:g} allowed): {shown}"
+            )
+        if self.same and self.resolution is not None:
+            hidden, name = self.resolution
+            out.append(
+                f"resolution: a change of any tensor by {bound(hidden, up=True)} of its norm would "
+                f"have been seen; rounding hides most in {name}"
             )
         if self.witness is not None:
             inputs = self.witness.inputs
             text = f"token ids {inputs[0].tolist()}" if inputs.ndim == 2 else "random inputs"
             out.append(
                 f"on {text} outputs differ by {self.witness.difference:.3g}, rounding explains "
-                f"{self.witness.noise:.1g}"
+                f"{bound(self.witness.noise, up=True)}"
             )
         return out
 
@@ -121,6 +137,7 @@ class Proof:
             "reason": self.reason,
             "same_backbone": self.backbone or self.same is True,
             "named_tensors": list(self.named),
+            "resolution": None if self.resolution is None else self.resolution[0],
             "allowance": None if self.tolerance is None else self.tolerance.same,
             "tensors": {
                 c.name: {
@@ -180,7 +197,7 @@ def prove_pair(A: Model, B: Model, tables: Sequence[str] | None) -> Proof:
         named = () if attempt is None else attempt.named
         return Proof(
             False,
-            "the outputs differ on the inputs given" + (_settings(A, B) or _naming(named)),
+            "the outputs differ on random inputs" + (_settings(A, B) or _naming(named)),
             checks=() if attempt is None else attempt.checks,
             tolerance=None if attempt is None else attempt.tolerance,
             witness=witness,

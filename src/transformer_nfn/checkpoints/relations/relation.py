@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from transformer_nfn.checkpoints.conversion import Conversion, check_conversion, quantisation_error
+from transformer_nfn.checkpoints.edits import (
+    AsStored,
+    Edit,
+    ExactModel,
+    compare_stored,
+    describe_edits,
+)
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof import Proof, prove_pair
+from transformer_nfn.checkpoints.proof.checks import Tolerance
 from transformer_nfn.checkpoints.proof.ends import compare_outputs
 from transformer_nfn.checkpoints.reduced import Reduced
 from transformer_nfn.checkpoints.relations.result import Relation
@@ -17,7 +25,14 @@ from transformer_nfn.checkpoints.relations.scores import relate_by_scores
 from transformer_nfn.checkpoints.relations.verdicts import CONSISTENT, RELATED
 from transformer_nfn.checkpoints.sketches import block_score
 from transformer_nfn.checkpoints.stream import reduced_group
+from transformer_nfn.io.adapter import is_adapter
+from transformer_nfn.notebook import bound
+from transformer_nfn.symmetry.rounding import rounding_rms
 
+GAINED = 3.0
+"""Times the rounding error of a matrix that the gains and signs folded into it may leave."""
+MOVED = 0.1
+"""Relative change from which on a vector may have been moved to another one."""
 NO_SCORES = (
     "without residuals each sublayer writes in a basis of its own, which no embedding fixes: there "
     "are no scores, only a proof"
@@ -46,10 +61,13 @@ def relate(A: Model, B: Model, *, prove: bool | None = None) -> Relation:
     ...     relate(A, B).verdict, relate(A, A).verdict
     ('unrelated', 'same')
     """
-    conversion = check_conversion(A, B)
-    if conversion is not None and conversion.same:
+    conversion, stored = check_conversion(A, B), compare_stored(A, B)
+    quantised = conversion is not None and not conversion.alike
+    if quantised or any(is_adapter(model.path) for model in (A, B)):
+        stored = AsStored(equal=stored.equal)  # numbers are rounded or computed, entry by entry
+    if conversion is not None and conversion.same and not stored.edits:
         return _converted(A, B, conversion)
-    relation = _relate(A, B, prove)
+    relation = replace(_relate(A, B, prove, stored), edits=stored.edits)
     if conversion is None:
         return _up_to_quantisation(A, B, relation)
     reason = relation.reason if relation.verdict == "same" else str(conversion)
@@ -69,7 +87,7 @@ def _up_to_quantisation(A: Model, B: Model, relation: Relation) -> Relation:
         verdict=CONSISTENT,
         same_function=None,
         reason="every part that scores compare agrees up to what the quantisation of the files "
-        f"explains, {percent:.2g} % of a weight; smaller changes are not visible",
+        f"explains, {bound(percent, up=True)} % of a weight; smaller changes are not visible",
     )
 
 
@@ -90,11 +108,11 @@ def _converted(A: Model, B: Model, conversion: Conversion) -> Relation:
     )
 
 
-def _relate(A: Model, B: Model, prove: bool | None) -> Relation:
+def _relate(A: Model, B: Model, prove: bool | None, stored: AsStored) -> Relation:
     """The relation up to a disguise."""
     rows, columns = (tuple(m.description.blocks) for m in (A, B))
-    if (reason := equal_weights(A, B)) is not None:
-        return Relation("same", True, 1.0, reason, rows, columns, related=rows)
+    if stored.equal is not None:
+        return Relation("same", True, 1.0, stored.equal, rows, columns, related=rows)
     if (reason := incomparable(A, B)) is not None:
         # Ancestry by cutting or widening is neither claimed nor denied.
         reason += (
@@ -113,7 +131,37 @@ def _relate(A: Model, B: Model, prove: bool | None) -> Relation:
         return relation
     scores = [block_score(parts) for parts in relation.blocks.values()]
     related = relation.reason == NO_SCORES or (bool(scores) and min(scores) >= RELATED)
-    return _concluded(relation, prove_pair(A, B, relation.fitted if related else None))
+    tables = relation.fitted if related else None
+    proof = prove_pair(A, B, tables)
+    if proof.same is not False or proof.backbone:
+        proof = _without_rounding(A, B, stored.edits, proof, tables)
+    return _concluded(relation, proof)
+
+
+def _without_rounding(
+    A: Model, B: Model, edits: Sequence[Edit], proof: Proof, tables: Sequence[str] | None
+) -> Proof:
+    """The proof, or another one where rounding hides an edit of a tensor on which nothing acts.
+
+    B's numbers of such tensors, in A, make a third model, and its numbers and A's are exact.
+    """
+    rounding = math.hypot(*map(rounding_rms, (A.dtype, B.dtype)))
+    hidden = GAINED * Tolerance.of(A.dtype, B.dtype).same * rounding
+    # What acts on a block moves matrices, or a vector from one bias to another.
+    matrices = {e.block for e in edits if not e.vector and e.relative > hidden}
+    vectors = Counter(e.block for e in edits if e.vector and e.relative > MOVED)
+    plain = [e for e in edits if e.block not in matrices and vectors[e.block] < 2]
+    if not plain:
+        return proof
+    names = frozenset(edit.name for edit in plain)
+    exact = prove_pair(ExactModel(A, A, names), ExactModel(A, B, names), tables)
+    if exact.same:
+        return proof
+    if exact.backbone:
+        return proof if proof.backbone else replace(exact, checks=())
+    differ = exact.witness is not None or (exact.same is False and names.issuperset(exact.named))
+    reason = f"as the files lie, {describe_edits(plain)}"
+    return Proof(False if differ else None, reason, witness=exact.witness, named=tuple(names))
 
 
 def _concluded(relation: Relation, proof: Proof) -> Relation:
@@ -137,41 +185,6 @@ def _concluded(relation: Relation, proof: Proof) -> Relation:
         proof=proof,
         not_compared=relation.not_compared if proof.element is None else proof.not_compared,
     )
-
-
-def equal_weights(A: Model, B: Model) -> str | None:
-    """How the tensors of two models of one architecture agree without any disguise.
-
-    Returns:
-        One sentence if every tensor is equal bit by bit, or all of one model are those of the other
-        rounded to their dtypes; else None.
-    """
-    if A.description != B.description:
-        return None
-    copy = original = True
-    rounded: set[torch.dtype] = set()
-    for name in A.names:
-        a, b = A[name], B[name]
-        if a.dtype == b.dtype and torch.equal(a, b):
-            continue
-        if a.dtype == b.dtype:
-            return None
-        rounded |= {min((a.dtype, b.dtype), key=lambda dtype: dtype.itemsize)}
-        copy, original = copy and _is_rounded(a, b), original and _is_rounded(b, a)
-        if not copy and not original:
-            return None
-    if not rounded:
-        return "both hold the same bytes"
-    dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in rounded))
-    return f"{'B' if copy else 'A'} holds the numbers of the other rounded to {dtypes}"
-
-
-def _is_rounded(a: Tensor, b: Tensor) -> bool:
-    """Whether ``b`` is ``a`` in another dtype, with nothing of size lost to underflow."""
-    if not torch.equal(a.to(b.dtype), b):
-        return False
-    distance = (a.double() - b.double()).norm()
-    return bool(distance <= torch.finfo(b.dtype).eps * a.double().norm())
 
 
 def incomparable(A: Model, B: Model) -> str | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.calibration import CalibratedTest
 from transformer_nfn.checkpoints.conversion import Conversion
+from transformer_nfn.checkpoints.edits import Edit, describe_edits
 from transformer_nfn.checkpoints.evidence import ExactTest
 from transformer_nfn.checkpoints.proof import Proof
 from transformer_nfn.checkpoints.relations.verdicts import RELATED, Verdict
@@ -23,6 +24,16 @@ from transformer_nfn.notebook import to_html
 
 SAME_BLOCK = 0.98
 """Share of the best score from which on a block counts as the one in the same place."""
+LEVEL = 0.05
+"""p-value up to which a test counts as rejecting."""
+IN_ORDER = (
+    "the tests disagree: units with the same index are alike, as from one initialisation, which "
+    "only the exact test sees; the score is no higher than that of strangers"
+)
+OUT_OF_ORDER = (
+    "the tests disagree: units with the same index are not alike, as in a disguise that permutes "
+    "them, which defeats the exact test; the score does not depend on their order"
+)
 NO_DIRECTION = (
     "Scores are symmetric: they do not show which model came first, or whether both came from a "
     "third."
@@ -58,6 +69,7 @@ class Relation:
             shapes differ.
         conversion: tensor by tensor, where one is quantised and most of them agree.
         units: of models of different shapes, what each block of B has of A.
+        edits: tensors that differ as the files lie, where no basis was changed throughout.
 
     >>> print(Relation("same", True, 1.0, "both hold the same bytes", ("0",), ("0",)))
     same (score 1.000): both hold the same bytes
@@ -80,6 +92,7 @@ class Relation:
     calibrated: CalibratedTest | None = None
     conversion: Conversion | None = None
     units: tuple[BlockUnits, ...] = ()
+    edits: tuple[Edit, ...] = ()
 
     @property
     def sources(self) -> dict[str, str | None]:
@@ -109,7 +122,10 @@ class Relation:
         if self.proof is not None:
             first, *more = self.proof.lines()
             lines += more if self.proof.reason == self.reason else [first, *more]
+        if self.edits and (text := describe_edits(self.edits)) not in self.reason:
+            lines.append(f"as the files lie: {text}")
         lines += [str(test) for test in self._tests().values()]
+        lines += [] if self.disagreement is None else [self.disagreement]
         lines += [f"not compared: {text}" for text in self.not_compared]
         lines += [str(unit) for unit in self.units]
         if self.verdict in ("derived", "partly", "embeddings only"):
@@ -122,6 +138,7 @@ class Relation:
             "reason": self.reason,
             "tables": self._table_scores(),
             **self._tests(),
+            "the tests": self.disagreement,
             "not compared": "; ".join(self.not_compared),
         }
         facts = {name: text for name, text in facts.items() if text}
@@ -133,6 +150,16 @@ class Relation:
         tests = {"exact test": self.exact, "calibrated test": self.calibrated}
         known = {name: test for name, test in tests.items() if test is not None}
         return {} if self.verdict == "same" else known
+
+    @property
+    def disagreement(self) -> str | None:
+        """Why only one of the two tests rejects independent training; None where they agree."""
+        if self.exact is None or self.calibrated is None or not self._tests():
+            return None
+        exact, calibrated = (10**self.exact.total.log10_p <= LEVEL, self.calibrated.p <= LEVEL)
+        if exact == calibrated:
+            return None
+        return IN_ORDER if exact else OUT_OF_ORDER
 
     def _title(self) -> str:
         return self.verdict if self.score is None else f"{self.verdict} (score {self.score:.3f})"
@@ -184,6 +211,7 @@ class Relation:
             "calibrated_test": None if self.calibrated is None else self.calibrated.as_json(),
             "conversion": None if self.conversion is None else self.conversion.as_json(),
             "units": {unit.block: unit.as_json() for unit in self.units},
+            "edits": [edit.as_json() for edit in self.edits],
         }
 
 

@@ -34,6 +34,7 @@ from torch import Tensor
 from transformer_nfn.checkpoints.reduced import INPUTS, Reduced
 from transformer_nfn.checkpoints.sketches import Part, block_score
 from transformer_nfn.checkpoints.stream import StreamFit, fit_stream
+from transformer_nfn.notebook import bound
 from transformer_nfn.symmetry.rounding import rounding_rms
 
 Verdict = Literal[
@@ -119,14 +120,14 @@ def judge(
         return Judgement(
             "unclear",
             f"in blocks {_listed(unreadable)} rounding leaves parts of even an exact disguise a "
-            f"score of {min(ceilings.values()):.2f} only: their matrices have a condition that the "
+            f"score of {min(ceilings.values()):.2g} only: their matrices have a condition that the "
             "dtype of the files does not carry",
         )
     related = tuple(name for name, score in scores.items() if score >= RELATED)
     if low >= RELATED:
         return Judgement(
             "derived",
-            f"every block scores at least {low:.2f}; of {UNRELATED_PAIRS} pairs of strangers "
+            f"every block scores at least {bound(low)}; of {UNRELATED_PAIRS} pairs of strangers "
             f"trained on the same data none had a block above {HIGHEST_UNRELATED:.2f}",
             related,
         )
@@ -159,11 +160,13 @@ def _judge_matrix(A: Reduced, B: Reduced, matrix: Tensor) -> Judgement:
     high = max((score for _, score in best.values()), default=0.0)
     if high <= UNRELATED:
         return _no_blocks(A, B, high)
-    return Judgement("unclear", f"the depths differ, and no block scores above {high:.2f}")
+    most = bound(high, up=True)
+    return Judgement("unclear", f"the depths differ, and no block scores above {most}")
 
 
 def _no_blocks(A: Reduced, B: Reduced, high: float) -> Judgement:
     """The verdict on models without related blocks: their embeddings decide."""
+    most = bound(high, up=True)
     names = [n for n in ("token", "patch", "projection") if n in A.names and n in B.names]
     # In the basis that is best for the embeddings, whatever the outputs are.
     scores = [
@@ -172,13 +175,13 @@ def _no_blocks(A: Reduced, B: Reduced, high: float) -> Judgement:
     if scores and max(scores) >= SHARED_EMBEDDINGS:
         return Judgement(
             "embeddings only",
-            f"no block scores above {high:.2f}, but embeddings agree to {max(scores):.2f} "
-            "(those of strangers trained on the same data to 0.70 at most)",
+            f"no block scores above {most}, but embeddings agree to {bound(max(scores))} (those "
+            "of strangers trained on the same data to 0.71 at most)",
         )
     return Judgement(
         "unrelated",
-        f"no block scores above {high:.2f}; of {DERIVED_PAIRS} pairs of trained relatives none had "
-        f"a block below {LOWEST_DERIVED:.2f}",
+        f"no block scores above {most}; of {DERIVED_PAIRS} pairs of trained relatives none had a "
+        f"block below {LOWEST_DERIVED:.2f}",
     )
 
 
