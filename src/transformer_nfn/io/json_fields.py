@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from transformer_nfn.errors import CheckpointError, TransformerNFNError
 from transformer_nfn.io.files import read_regular
 
+Value = TypeVar("Value")
 LARGEST = 2**53
 """Whole numbers beyond this are not the same in every program that reads JSON."""
 
@@ -57,6 +58,13 @@ class Fields:
             self._refuse(key, "a text", value)
         return value
 
+    def choice(self, key: str, values: Collection[str]) -> str:
+        """One of these texts."""
+        value = self._get(key)
+        if not isinstance(value, str) or value not in values:
+            self._refuse(key, f"one of {', '.join(values)}", value)
+        return value
+
     def items(self, key: str) -> list[Any]:
         """A list."""
         value = self._get(key)
@@ -68,12 +76,19 @@ class Fields:
         """An object within this one."""
         return Fields(self._get(key), self._where, self._kind, self._name(key))
 
+    def each(self, key: str, read: Callable[[Fields, str], Value]) -> list[Value]:
+        """The items of a list, each read as a field, such as ``each("names", Fields.text)``."""
+        named = {f"{key}[{i}]": item for i, item in enumerate(self.items(key))}
+        items = Fields(named, self._where, self._kind, self._path)
+        return [read(items, name) for name in named]
+
     def inner_items(self, key: str) -> list[Fields]:
         """A list of objects."""
-        return [
-            Fields(item, self._where, self._kind, f"{self._name(key)}[{i}]")
-            for i, item in enumerate(self.items(key))
-        ]
+        return self.each(key, Fields.inner)
+
+    def refuse(self, key: str, expected: str) -> NoReturn:
+        """Refuse a field that does not agree with others."""
+        self._refuse(key, expected, self._get(key))
 
     def has(self, key: str) -> bool:
         """Whether the field is there and not null."""

@@ -156,7 +156,7 @@ class Predictor:
 
     @torch.no_grad()
     def predict(self, data: Dataset) -> Tensor:
-        """Predicted accuracy of each network, ``[n]`` in float32."""
+        """Predicted accuracy of each network, ``[n]`` in float32; NaN where numbers overflow."""
         if self.name in TABULAR:
             out: Tensor = self.inner.predict(data.network)
             return out.float().clamp(0, 1)
@@ -169,7 +169,8 @@ class Predictor:
             out: Tensor = self.inner.logits(map_network(network, lambda w: w.to(device)))
             return out
 
-        return torch.sigmoid(in_batches(logits, data.network, data)).cpu()
+        found = in_batches(logits, data.network, data).cpu()
+        return torch.sigmoid(torch.where(found.isinf(), torch.nan, found))
 
     def misfit(self, sizes: NetworkSizes, trained: NetworkSizes) -> str | None:
         """Why this predictor cannot read networks of some sizes; None if it can.
