@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import json
-import math
 import os
 import sys
 import traceback
@@ -278,24 +276,11 @@ def _is_of_the_command_line(error: Exception) -> bool:
     return isinstance(error, typer.Exit) or hasattr(error, "format_message")
 
 
-def json_text(value: Any) -> str:
-    """A value as JSON; numbers that are not finite, which JSON does not have, are null."""
-    return json.dumps(_finite(value), allow_nan=False)
-
-
 def echo_json(value: Any) -> None:
-    """Prints what `json_text` makes of a value."""
+    """Prints a value as JSON; numbers that are not finite are null."""
+    from transformer_nfn.io.json_fields import json_text  # a broken library is explained
+
     typer.echo(json_text(value))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
 
 
 def passing_bar(*columns: Any) -> Progress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -91,8 +90,6 @@ def result_table(records: list[RunRecord], title: str) -> Table:
 
     Under τ stands that of all seeds together: of their mean, which is what `tnfn predict` answers.
     """
-    from transformer_nfn.prediction.target import Target
-
     table = Table(title=title)
     for name in ("model", "Kendall τ"):
         table.add_column(name, no_wrap=True)
@@ -102,12 +99,12 @@ def result_table(records: list[RunRecord], title: str) -> Table:
         if record.status != "done":
             table.add_row(record.model, record.status)
             continue
-        s, target = record.summary, Target.from_json(record.target, "the run's record")
+        s = record.summary
         table.add_row(
             record.model,
             plus_minus(s["tau"], s["tau_se"]) + _together_text(record),
-            f"{s['r2']:.3f}",
-            f"{s['mae']:.3f}" if target.is_accuracy else f"{s['mae']:.3g}",
+            decimal(s["r2"]),
+            decimal(s["mae"], ".3f" if record.predicts.is_accuracy else ".3g"),
             f"{100 * s['coverage']:.1f} %",
             _size_text(record),
             f"{record.seeds[0]['seconds']:.1f}",
@@ -128,7 +125,7 @@ def class_table(records: list[RunRecord], title: str) -> Table:
             record.model,
             plus_minus(s["accuracy"], s["accuracy_se"]),
             f"{s['chance']:.3f}",
-            f"{s['auroc']:.3f}",
+            decimal(s["auroc"]),
             f"{s['calibration_error']:.3f}",
             f"{100 * s['coverage']:.1f} %",
             _size_text(record),
@@ -150,7 +147,7 @@ def kinds_table(summary: Mapping[str, Any]) -> Table:
             words,
             str(found["networks"]),
             plus_minus(found["tau"], found["tau_se"]),
-            f"{found['r2']:.3f}",
+            decimal(found["r2"]),
             f"{found['mae']:.3f}",
             held,
         )
@@ -204,6 +201,9 @@ def _size_text(record: RunRecord) -> str:
 
 def plus_minus(value: float, error: float | None) -> str:
     """``0.812 ± 0.004``, or the value alone where one seed gives no error."""
-    if error is None or math.isnan(error):
-        return f"{value:.3f}"
-    return f"{value:.3f} ± {error:.3f}"
+    return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
+
+
+def decimal(value: float | None, form: str = ".3f") -> str:
+    """A number, or a dash where there is none."""
+    return "–" if value is None else format(value, form)

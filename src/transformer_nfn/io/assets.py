@@ -123,7 +123,7 @@ def read_index(path: Path) -> dict[str, Asset]:
 def describe_files(folder: Path) -> dict[str, AssetFile]:
     """Size and checksum of every file below a folder."""
     return {
-        path.relative_to(folder).as_posix(): AssetFile(path.stat().st_size, _sha256(path))
+        path.relative_to(folder).as_posix(): AssetFile(path.stat().st_size, file_sha256(path))
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
@@ -196,13 +196,14 @@ def _in_cache(asset: Asset) -> Path:
 def _problem(path: Path, file: AssetFile) -> str | None:
     if not path.is_file():
         return f"'{path}' is missing"
-    digest = _sha256(path)
+    digest = file_sha256(path)
     if digest != file.sha256:
         return f"'{path}' is corrupt, expected sha256 {file.sha256[:12]}…, found {digest[:12]}…"
     return None
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -129,16 +129,14 @@ def fill_cell(
         record = RunRecord(
             cell.model, about, selection, protocol.to_json(), status=str(error), table=table
         )
-        record.write(folder)
-        return record
+        return record.write(folder)
     if not cell.trained:
         module = module_builder(cell.model, SizeGroups.of(parts).train[0], cell.options)()
         count = sum(p.numel() for p in module.parameters())
         record = RunRecord(
             cell.model, about, selection, protocol.to_json(), num_parameters=count, table=table
         )
-        record.write(folder)
-        return record
+        return record.write(folder)
     # Trees are fitted on the CPU.
     if cell.model not in NEURAL:
         parts = parts.to("cpu")

@@ -24,7 +24,6 @@ from transformer_nfn.paper.numbers import (
 from transformer_nfn.paper.table_text import (
     TableView,
     check_topic,
-    finite,
     is_variant,
     lay_out,
     mean_tau,
@@ -34,7 +33,6 @@ from transformer_nfn.prediction.runs import (
     CONFIGURATION,
     LOG_FILE,
     PREDICTIONS_FILE,
-    RUN_FILE,
     RunError,
     RunRecord,
     find_runs,
@@ -71,7 +69,7 @@ class Run:
     @cached_property
     def target(self) -> Target:
         """What is predicted."""
-        return Target.from_json(self.record.target, str(self.folder / RUN_FILE))
+        return self.record.predicts
 
     @property
     def own(self) -> bool:
@@ -205,7 +203,6 @@ def gather(folders: Iterable[Path]) -> Study:
     seen: dict[Path, Run] = {}
     for folder in find_runs(list(folders)):
         record = RunRecord.read(folder)
-        _check(folder, record)
         check_topic(record, folder)
         seen.setdefault(folder.resolve(), Run(folder, record))
     runs = [run for run in seen.values() if run.target.is_accuracy]
@@ -268,20 +265,3 @@ def _varies(run: Run) -> bool:
 def _rank(record: RunRecord) -> float:
     tau = mean_tau(record)[0]
     return 2.0 if tau is None else -tau
-
-
-def _check(folder: Path, record: RunRecord) -> None:
-    for name in ("train", "val", "test"):
-        value = record.selection.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise _not_selected(folder, name, "a whole number", value)
-    for name in ("percent", "min_accuracy", "augment"):
-        value = record.selection.get(name)
-        if value is not None and finite(value) is None:
-            raise _not_selected(folder, name, "a number", value)
-
-
-def _not_selected(folder: Path, name: str, expected: str, found: Any) -> RunError:
-    return RunError(
-        f"'{folder / RUN_FILE}': 'selection.{name}' expected {expected}, found {found!r}"
-    )

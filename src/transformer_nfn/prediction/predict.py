@@ -215,7 +215,7 @@ class TrainedRun:
             TrainingSetDistance.load(folders[0]),
             Guard.load(run),
             OwnGuard.load(run),
-            RecipeShift.from_json(record.summary),
+            RecipeShift(**record.summary["shift"]),
             device,
             tuple(record.zoo.get("families", ())),
         )
