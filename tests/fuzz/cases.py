@@ -246,7 +246,7 @@ def _zoos() -> list[Scenario]:
         Scenario(
             "training resumed", ("zoo", "half"),
             (("train", "zoo", "--model", "statnn", "--epochs", "3", "--seeds", "1", "--out",
-              "half", "--tensorboard"),),
+              "half"),),
             (
                 Target("half/training.safetensors", (
                     d.other_bytes, tensor_damage.numbers_of_wrong_kind,

@@ -38,6 +38,15 @@ def sign_predictor(path: Path) -> None:
     (path.parent / "predictor.json").write_text(json.dumps(about))
 
 
+def sign_run(path: Path) -> None:
+    """Checksums of what the files of a run hold now, given its folder or one of them."""
+    folder = next(each for each in (path, *path.parents) if (each / "run.json").is_file())
+    record = json.loads((folder / "run.json").read_text())
+    files = {name: folder / name for name in record["files"]}
+    record["files"] = {name: _sha256(file) for name, file in files.items() if file.is_file()}
+    (folder / "run.json").write_text(json.dumps(record))
+
+
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 

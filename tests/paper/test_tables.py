@@ -93,7 +93,7 @@ def test_the_grid_of_the_paper_names_the_table_of_the_channels(tmp_path):
 @pytest.mark.parametrize("number", [1, 4, 5])
 def test_cells_under_old_numbers_are_refused_by_name(number, tmp_path):
     folder = tmp_path / "cells" / "a-cell"
-    record(f"table{number}", "[3]", "tau").write(folder)
+    write_run(folder, table={"table": f"table{number}", "row": "[3]", "column": "tau"})
     before = sorted(tmp_path.rglob("*"))
     sentence = (
         f"'{folder / 'run.json'}': 'table.table' expected one of thresholds, components, channels, "

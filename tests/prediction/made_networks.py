@@ -19,7 +19,10 @@ from transformer_nfn.prediction.training import Execution, train_seeds
 from transformer_nfn.zoo import NetworkSizes
 
 ARCH = NetworkSizes(tokens=4, classes=3, patch=4, d_model=8, heads=2, d_ff=6, blocks=2)
-ABOUT = {"name": "made", "task": "digits", "networks": 72, "architecture": ARCH.to_json()}
+ABOUT = {
+    "name": "made", "task": "digits", "networks": 72, "runs": 72, "seeds": "each",
+    "architecture": ARCH.to_json(),
+}  # fmt: skip
 WIDE, DEEP = "w8-h2-d2", "w6-h3-d3"
 # The compiled forward does not take the second size, so both forwards are in one training.
 SIZES = {WIDE: ARCH, DEEP: replace(ARCH, d_model=6, heads=3, d_ff=10, blocks=3)}
@@ -27,6 +30,8 @@ MIXED_ABOUT = {
     "name": "made",
     "task": "digits",
     "networks": 100,
+    "runs": 100,
+    "seeds": "each",
     "architectures": {name: sizes.to_json() for name, sizes in SIZES.items()},
 }
 SMALL = {"probes": 6, "rank": 4, "hidden": 8}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transformer_nfn.io.files import made_folder
 from transformer_nfn.models import tensors_of
-from transformer_nfn.prediction.data import DamagedNetworks, Dataset, Parts, SizeGroups
+from transformer_nfn.prediction.data import DamagedNetworks, Dataset, Parts, Selection, SizeGroups
 from transformer_nfn.prediction.guard.fit import fit_guard_beside
 from transformer_nfn.prediction.guard.own import fit_own_guard
 from transformer_nfn.prediction.held_out import HeldOut, configuration
@@ -78,7 +78,7 @@ class Experiment:
     seeds: Sequence[int]
     protocol: Protocol | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    selection: Mapping[str, Any] = field(default_factory=dict)
+    selection: Mapping[str, Any] = field(default_factory=Selection(None).to_json)
     table: Mapping[str, Any] | None = None
     keep: bool = True
 
