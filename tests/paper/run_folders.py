@@ -127,9 +127,14 @@ def write_run(
             "augment": augment,
         },
         protocol={
-            "epochs": 50, "batch": 16, "lr": 1e-3, "final_lr": 1e-5, "warmup": 10, "options": {},
+            "epochs": 50,
+            "batch": 16,
+            "lr": 1e-3,
+            "final_lr": 1e-5,
+            "warmup": 10,
+            "options": {},
             "identity": "f0",
-        },  # fmt: skip
+        },
         seeds=summary,
         summary={}
         if not summary

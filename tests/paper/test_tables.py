@@ -1,6 +1,7 @@
 """Reproduced tables beside the paper's: its numbers as printed, our cells where they belong."""
 
 import pytest
+from run_folders import write_run
 
 from tnfn_command import assert_refused
 from transformer_nfn.errors import TransformerNFNError

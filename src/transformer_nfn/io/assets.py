@@ -22,9 +22,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from transformer_nfn.errors import AssetError, DownloadError
+from transformer_nfn.errors import AssetError, CheckpointError, DownloadError
 from transformer_nfn.io.downloads import cache_folder, download, get_text
-from transformer_nfn.io.files import write_text
+from transformer_nfn.io.files import open_regular, write_text
 from transformer_nfn.io.json_fields import read_object
 
 FORMAT = 1
@@ -204,8 +204,11 @@ def _problem(path: Path, file: AssetFile) -> str | None:
 
 def file_sha256(path: Path) -> str:
     """Checksum of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error.strerror or error}") from error
 
 
 def _base_url() -> str | None:

@@ -59,6 +59,7 @@ IDENTITY = "identity"
 """Key of a record's protocol: digest of the training, see `experiment.training_identity`."""
 SCORES = ("tau", "tau_together", "r2", "mae", "accuracy", "auroc", "calibration_error", "coverage")
 """Numbers of a record's summary that notebooks show."""
+PARTS = ("train", "val", "test")
 MAX_WIDENING = 1e6
 __all__ = [
     "CONFIGURATION", "DIGESTS_FILE", "DISTANCE_FILE", "ENSEMBLE_TAU", "FORMAT", "GUARD_FILE",
@@ -133,7 +134,7 @@ class RunRecord:
     def _repr_html_(self) -> str:
         """What notebooks show."""
         target = "test_accuracy" if self.target is None else self.target.get("column", "")
-        parts = [name for name in ("train", "val", "test") if name in self.selection]
+        parts = [name for name in PARTS if name in self.selection]
         counts = [f"{self.selection[name]} {name}" for name in parts]
         facts = {"status": self.status, "zoo": self.zoo.get("name", ""), "target": target}
         facts |= {"networks": ", ".join(counts), "seeds": str(len(self.seeds))}
@@ -192,7 +193,7 @@ def _check_record(data: Mapping[str, Any], where: str) -> None:
         raise RunError(f"'{where}' has the unknown field '{unknown[0]}'")
     fields.text("model")
     fields.text("status")
-    _check_zoo(fields.inner("zoo"))
+    _check_zoo(fields)
     if fields.known("num_parameters"):
         fields.whole("num_parameters")
     if fields.known("table"):
@@ -216,7 +217,11 @@ def _check_record(data: Mapping[str, Any], where: str) -> None:
         _check_summary(fields, target)
 
 
-def _check_zoo(zoo: Fields) -> None:
+def _check_zoo(fields: Fields) -> None:
+    zoo = fields.inner("zoo")
+    if len({"architecture", "architectures", "families"} & {*zoo.data}) != 1:
+        names = "'zoo.architecture', 'zoo.architectures' and 'zoo.families'"
+        fields.refuse("zoo", f"an object with one of {names}")
     for name in ("name", "task"):
         zoo.text(name)
     for name in ("networks", "runs"):
@@ -239,7 +244,9 @@ def _check_zoo(zoo: Fields) -> None:
 def _check_choices(fields: Fields, results: bool) -> None:
     """Check how networks were selected and predictors trained."""
     selection, protocol, zoo = (fields.inner(name) for name in ("selection", "protocol", "zoo"))
-    _check_numbers(selection, "min_accuracy", "percent augment")
+    _check_numbers(selection, "min_accuracy", "augment")
+    if selection.known("percent"):
+        selection.whole("percent")
     if "max_train" in selection.data:
         selection.whole("max_train", 1)
     for name in ("epochs", "batch"):
@@ -248,20 +255,22 @@ def _check_choices(fields: Fields, results: bool) -> None:
     _check_numbers(protocol, "lr final_lr")
     if not results:
         return
-    for name in ("train", "val", "test"):
+    for name in PARTS:
         selection.whole(name, 1)
     protocol.inner("options")
     if protocol.known(IDENTITY):
         protocol.text(IDENTITY)
     if "architectures" in zoo.data:
-        names, kinds = {*zoo.inner("architectures").data}, selection.inner("kinds")
-        for part in map(kinds.inner, kinds.data):
-            for name in part.data:
-                part.whole(name)
-        if names != {*kinds.data}:
-            selection.refuse("kinds", f"the sizes of 'zoo', {', '.join(sorted(names))}")
-        if not {*selection.each("left_out", Fields.text)} < names:
-            selection.refuse("left_out", f"some sizes of 'zoo', {', '.join(sorted(names))}")
+        sizes, kinds = {*zoo.inner("architectures").data}, selection.inner("kinds")
+        left_out = {*selection.each("left_out", Fields.text)}
+        for size in kinds.data:
+            for part in ("left out",) if size in left_out else PARTS:
+                kinds.inner(size).whole(part)
+        listed = f"'zoo.architectures', {', '.join(sorted(sizes))}"
+        if sizes != {*kinds.data}:
+            selection.refuse("kinds", f"the sizes of {listed}")
+        if not left_out < sizes:
+            selection.refuse("left_out", f"some of {listed}")
 
 
 def _check_seed(row: Fields, target: Target) -> int:
@@ -313,8 +322,12 @@ def _check_summary(fields: Fields, target: Target) -> None:
         agreement.whole("networks")
     if "architectures" in zoo.data:
         summary.number("tau_within")
-        for name in ("kinds", "left_out"):
+        left_out = {*fields.data["selection"]["left_out"]}
+        trained = zoo.inner("architectures").data.keys() - left_out
+        for name, sizes in (("kinds", trained), ("left_out", left_out)):
             by_size = summary.inner(name)
+            if by_size.data.keys() != sizes:
+                summary.refuse(name, f"figures of {', '.join(sorted(sizes)) or 'no size'}")
             for figures in map(by_size.inner, by_size.data):
                 figures.whole("networks")
                 _check_numbers(figures, "tau mae", "r2 tau_se")

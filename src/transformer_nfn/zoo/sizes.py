@@ -112,9 +112,8 @@ def check_sizes(fields: Fields) -> None:
         fields.whole(name, 1, LARGEST)
     fields.whole("patch", 0, LARGEST)
     fields.whole("blocks", 1, DEEPEST)
-    width, heads = fields.data["d_model"], fields.data["heads"]
-    if width % heads:
-        raise ZooError(f"an architecture in JSON: {width} numbers do not split into {heads} heads")
+    if fields.data["d_model"] % fields.data["heads"]:
+        fields.refuse("heads", f"a divisor of the width {fields.data['d_model']}")
 
 
 @dataclass(frozen=True)
