@@ -225,10 +225,9 @@ def measured(record: RunRecord, folder: Path) -> dict[str, Any]:
             found[where] = None
             continue
         taus = [kendall_tau(accuracy[chosen], one[chosen]) for one in predicted]
-        error = standard_error(taus)
         found[where] = {
             "tau": float(np.mean(taus)),
-            "tau_se": None if np.isnan(error) else error,
+            "tau_se": standard_error(taus),
             "tau_together": kendall_tau(accuracy[chosen], predicted.mean(0)[chosen]),
             "seeds": taus,
         }

@@ -32,6 +32,7 @@ from transformer_nfn.prediction.guard import GUARD_FILE
 from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.predict import Prediction, predict
 from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS, NEURAL
+from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import damages
 from transformer_nfn.zoo.training.damage import DamageOptions, damage_zoo
@@ -76,6 +77,7 @@ def main() -> None:
         # The same predictors, with nobody beside them.
         shutil.rmtree(plain, ignore_errors=True)
         shutil.copytree(guarded, plain, ignore=shutil.ignore_patterns(GUARD_FILE))
+        RunRecord.read(guarded).write(plain)
         for run in (plain, guarded):
             print(f"\n{run.name}: learned from {SEEN}")
             healthy = _print_healthy(predict(run, [f"{zoo.path}#{row}" for row in test]))

@@ -102,11 +102,10 @@ def _trained(
 
 def _cell(records: list[Any]) -> dict[str, Any]:
     figures = {key: [record.summary[key] for record in records] for key in FIGURES}
-    error = standard_error(figures["tau"])
     return {
         "parameters": records[0].num_parameters,
         "seconds_a_seed": float(np.mean([record.seeds[0]["seconds"] for record in records])),
-        "tau_se": None if math.isnan(error) else error,
+        "tau_se": standard_error(figures["tau"]),
         **{key: float(np.mean(values)) for key, values in figures.items()},
         "by_split": figures["tau"],
     }

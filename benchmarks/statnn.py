@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -357,7 +356,7 @@ def tau_text(taus: np.ndarray, sign: str = "") -> str:
     """Mean of ``[splits, seeds]`` and its standard error: over splits, or over the seeds of one."""
     error = standard_error((taus.mean(1) if len(taus) > 1 else taus[0]).tolist())
     tau = f"{taus.mean():{sign}.3f}".replace("-", "−")
-    return tau if math.isnan(error) else f"{tau} ± {error:.3f}"
+    return tau if error is None else f"{tau} ± {error:.3f}"
 
 
 if __name__ == "__main__":

@@ -31,19 +31,18 @@ from transformer_nfn.io.assets import (
     read_index,
 )
 from transformer_nfn.io.files import write_text
-from transformer_nfn.prediction.guard import GUARD_FILE
+from transformer_nfn.io.json_fields import json_text
 from transformer_nfn.prediction.metrics import LEVEL, conformal_radius, coverage, standard_error
 from transformer_nfn.prediction.runs import (
+    DISTANCE_FILE,
     ENSEMBLE_TAU,
     LOG_FILE,
-    PREDICTIONS_FILE,
     RUN_FILE,
     RunRecord,
     read_log,
     read_predictions,
     write_predictions,
 )
-from transformer_nfn.prediction.training_set import DIGESTS_FILE, DISTANCE_FILE
 from transformer_nfn.zoo import Zoo, load_task
 from transformer_nfn.zoo.store import Folder, write_shard
 from transformer_nfn.zoo.store.folder import VECTORS_FILE, Checksums
@@ -165,16 +164,11 @@ _WRITTEN_ANEW = ("format", "kind", "made_by", "architecture", "space")
 def copy_run(source: Path, record: RunRecord, out: Path) -> None:
     """What a finished run folder needs to predict, and what it says of itself."""
     out.mkdir(parents=True)
-    for name in (RUN_FILE, PREDICTIONS_FILE, DISTANCE_FILE, DIGESTS_FILE, LOG_FILE, GUARD_FILE):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, out / name)
-        elif name not in (DIGESTS_FILE, LOG_FILE, GUARD_FILE):
-            raise AssetError(f"'{source}' has no {name}, so it cannot predict")
-    for row in record.seeds:
-        folder = f"seed-{row['seed']}"
-        if not (source / folder).is_dir():
-            raise AssetError(f"the run keeps no predictor: there is no folder '{source / folder}'")
-        shutil.copytree(source / folder, out / folder)
+    if DISTANCE_FILE not in record.files:
+        raise AssetError(f"'{source}' has no {DISTANCE_FILE}, so it cannot predict")
+    for name in (RUN_FILE, *record.files):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, out / name)
 
 
 def keep_best_seed(record: RunRecord, folder: Path) -> None:
@@ -193,7 +187,7 @@ def keep_best_seed(record: RunRecord, folder: Path) -> None:
     write_predictions(folder, columns)
     if (folder / LOG_FILE).is_file():
         lines = [line for line in read_log(folder / LOG_FILE) if line["seed"] == best["seed"]]
-        write_text(folder / LOG_FILE, "".join(json.dumps(line) + "\n" for line in lines))
+        write_text(folder / LOG_FILE, "".join(json_text(line) + "\n" for line in lines))
     residuals = (columns["accuracy"] - columns["predicted"]).astype(float)
     summary = {
         **{key: best[key] for key in ("tau", "r2", "mae")},
@@ -202,6 +196,7 @@ def keep_best_seed(record: RunRecord, folder: Path) -> None:
         "coverage": coverage(*(residuals[columns["split"] == part] for part in ("val", "test"))),
         "level": LEVEL,
         "radius": conformal_radius(residuals),
+        "shift": record.summary["shift"],
     }
     replace(record, seeds=[best], summary=summary).write(folder)
 

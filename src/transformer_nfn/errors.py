@@ -47,6 +47,10 @@ class AssetError(TransformerNFNError):
     """A name that stands for nothing, or an asset that is missing, damaged or out of reach."""
 
 
+class RunError(TransformerNFNError):
+    """A run folder that cannot be read, or an experiment that cannot be run."""
+
+
 @contextmanager
 def needs_extra(
     kind: type[TransformerNFNError], package: str, extra: str, purpose: str

@@ -19,6 +19,7 @@ from transformer_nfn.prediction.evaluate import evaluate
 from transformer_nfn.prediction.guard import GUARD_FILE
 from transformer_nfn.prediction.predict import load_network, predict
 from transformer_nfn.prediction.predictors import Predictor
+from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.zoo import BuildOptions, NetworkSizes, Zoo, build_mixed, size_groups
 from transformer_nfn.zoo.export import export_authors
 from transformer_nfn.zoo.module import to_state_dict
@@ -148,9 +149,9 @@ def test_the_interval_of_a_warned_prediction_claims_no_coverage(
 
 def test_where_no_guard_stands_behind_a_prediction_it_is_said(tmp_path: Path) -> None:
     shown = "note: 2 of 2 predictions have no guard: a damaged network may pass for a good"
-    shutil.copytree(
-        CHECKOUT / "ag-news-boosting", tmp_path / "run", ignore=shutil.ignore_patterns(GUARD_FILE)
-    )
+    source = CHECKOUT / "ag-news-boosting"
+    shutil.copytree(source, tmp_path / "run", ignore=shutil.ignore_patterns(GUARD_FILE))
+    RunRecord.read(source).write(tmp_path / "run")
     code, _, err = tnfn("predict", tmp_path / "run", "ag-news-sample#0-1")
     assert code == 0
     assert [line for line in err.splitlines() if line.startswith(shown)]

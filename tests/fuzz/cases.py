@@ -86,10 +86,11 @@ def make(scenario: Scenario, seed: int, number: int, valid: Path, folder: Path) 
 PREDICT: Words = ("predict", "RUN", "ours.safetensors", "--json")
 RUN_FIELDS = (
     "model", "zoo", "zoo/architecture", "zoo/architecture/*", "seeds", "seeds/0", "seeds/0/seed",
-    "summary", "summary/radius", "status", "format", "selection", "protocol", "num_parameters",
+    "summary", "summary/radius", "status", "format", "selection", "selection/train", "protocol",
+    "protocol/epochs", "files", "files/*",
 )  # fmt: skip
-NEEDED_RUN_FIELDS = ("model", "zoo", "zoo/architecture", "zoo/architecture/tokens", "seeds/0/seed",
-                     "summary/radius", "format", "selection", "protocol")  # fmt: skip
+NEEDED_RUN_FIELDS = ("*", "zoo/*", "zoo/architecture/*", "seeds/0/*", "summary/*", "selection/*",
+                     "protocol/*", "files/*")  # fmt: skip
 STATED = ("--set", "nhead=4", "--set", "norm_first=true", "--set", "activation=gelu")
 ABOUT_FIELDS = ("format", "predictor", "settings", "width", "sha256", "sha256/*")
 CONFIG_FIELDS = ("blocks", "channels", "channels/*", "classifier", "embedding", "features", "space")
@@ -123,12 +124,17 @@ def _run_folders() -> list[Scenario]:
             Target(
                 f"{model}/training_distance.safetensors",
                 (d.unreadable, tensor_damage.stored_tensor, d.safetensors_header(ANSWERED)),
+                store_damage.sign_run,
             ),
+            Target(f"{model}/training_distance.safetensors", (d.flipped(REFUSED),)),
         ]
         if model in NEURAL:
             at = f"{model}/seed-0"
             targets += [
-                Target(f"{at}/config.json", _json(CONFIG_FIELDS, ("space",), UNCHANGED)),
+                Target(
+                    f"{at}/config.json", _json(CONFIG_FIELDS, ("space",), UNCHANGED),
+                    store_damage.sign_run,
+                ),
                 Target(
                     f"{at}/model.safetensors",
                     (
@@ -138,13 +144,18 @@ def _run_folders() -> list[Scenario]:
                         d.safetensors_header(ANSWERED),
                         d.swapped("ours.safetensors"),
                     ),
+                    store_damage.sign_run,
                 ),
+                Target(f"{at}/model.safetensors", (d.flipped(REFUSED),)),
             ]
         else:
             name, damagers = LIBRARY_FILES[model]
             at = f"{model}/seed-0"
             targets += [
-                Target(f"{at}/predictor.json", _json(ABOUT_FIELDS, ABOUT_FIELDS[:5], UNCHANGED)),
+                Target(
+                    f"{at}/predictor.json", _json(ABOUT_FIELDS, ABOUT_FIELDS[:5], UNCHANGED),
+                    store_damage.sign_run,
+                ),
                 Target(f"{at}/{name}", (d.unreadable, d.flipped(REFUSED))),
                 Target(f"{at}/{name}", (d.unreadable, *damagers), store_damage.sign_predictor),
             ]
@@ -157,6 +168,7 @@ def _run_folders() -> list[Scenario]:
                 f"{model}/trained_on.safetensors",
                 (d.something_else, tensor_damage.numbers_of_wrong_kind,
                  d.safetensors_header(ANSWERED)),
+                store_damage.sign_run,
             )  # fmt: skip
             scenarios.append(
                 Scenario(f"evaluate {model}", inputs, (words,), (targets[0], *targets[2:], marks))
@@ -166,8 +178,8 @@ def _run_folders() -> list[Scenario]:
 
 def _reports() -> list[Scenario]:
     run = "transformer_nfn"
-    # A report shows any status: it is how a run says why it has no result.
-    types = tuple(field for field in RUN_FIELDS if field != "status")
+    # A report reads no predictor, so it knows no names of them.
+    types = tuple(field for field in RUN_FIELDS if field != "model")
     targets = (
         Target(
             f"{run}/run.json",
@@ -178,8 +190,15 @@ def _reports() -> list[Scenario]:
                 d.reformatted,
             ),
         ),
-        Target(f"{run}/log.jsonl", (d.flipped(ANSWERED), d.swapped("zoo/zoo.json", ANSWERED))),
-        Target(f"{run}/predictions.parquet", (store_damage.predictions, d.flipped(ANSWERED))),
+        Target(
+            f"{run}/log.jsonl", (d.flipped(ANSWERED), d.swapped("zoo/zoo.json", ANSWERED)),
+            store_damage.sign_run,
+        ),
+        Target(
+            f"{run}/predictions.parquet", (store_damage.predictions, d.flipped(ANSWERED)),
+            store_damage.sign_run,
+        ),
+        Target(f"{run}/predictions.parquet", (d.flipped(REFUSED),)),
     )
     inputs = (f"runs/{run}", "zoo")
     return [
@@ -246,7 +265,7 @@ def _zoos() -> list[Scenario]:
         Scenario(
             "training resumed", ("zoo", "half"),
             (("train", "zoo", "--model", "statnn", "--epochs", "3", "--seeds", "1", "--out",
-              "half", "--tensorboard"),),
+              "half"),),
             (
                 Target("half/training.safetensors", (
                     d.other_bytes, tensor_damage.numbers_of_wrong_kind,

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,6 +36,57 @@ def sign_predictor(path: Path) -> None:
     about = json.loads((path.parent / "predictor.json").read_text())
     about["sha256"] = {name: _sha256(path.parent / name) for name in about["sha256"]}
     (path.parent / "predictor.json").write_text(json.dumps(about))
+    sign_run(path)
+
+
+def sign_run(path: Path) -> None:
+    """Checksums of what the files of a run hold now, given its folder or one of them."""
+    folder = next(each for each in (path, *path.parents) if (each / "run.json").is_file())
+    record = json.loads((folder / "run.json").read_text())
+    files = {name: folder / name for name in record["files"]}
+    record["files"] = {name: _sha256(file) for name, file in files.items() if file.is_file()}
+    (folder / "run.json").write_text(json.dumps(record))
+
+
+ANOTHER_TYPE: tuple[Any, ...] = (None, True, 7, 0.5, "x", [], {})
+NULLABLE = {
+    "percent", "augment", "num_parameters", "table", "target", "identity", "best_epoch", "tau_se",
+    "accuracy_se", "r2", "auroc",
+}  # fmt: skip
+OPTIONAL = {"guarded", "summary.guarded.zoo"}
+"""Of a record, what only describes a guard."""
+
+
+def wrong_fields(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every field of a record of a run, missing or of another type, and the record then."""
+    for holder, key, name in _fields(record):
+        if name.startswith("protocol.options."):  # arguments of a model, of any type
+            continue
+        right = holder[key]
+        number = isinstance(right, int | float) and not isinstance(right, bool)
+        for wrong in ANOTHER_TYPE:
+            if type(wrong) is type(right) or (wrong is None and key in NULLABLE):
+                continue
+            if number and type(wrong) in ((int,) if isinstance(right, float) else ()):
+                continue
+            if right is None and type(wrong) in (int, float, str):
+                continue
+            holder[key] = wrong
+            yield name, record
+        holder[key] = right
+        if isinstance(key, str) and not {key, name} & OPTIONAL:
+            del holder[key]
+            yield name, record
+            holder[key] = right
+
+
+def _fields(value: Any, path: str = "") -> Iterator[tuple[Any, Any, str]]:
+    pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
+    for key, inner in pairs:
+        name = f"{path}.{key}".lstrip(".") if isinstance(key, str) else f"{path}[{key}]"
+        yield value, key, name
+        if isinstance(inner, dict | list):
+            yield from _fields(inner, name)
 
 
 def _sha256(path: Path) -> str:

@@ -62,14 +62,14 @@ def write_run(
     log: bool = True,
     predictions: bool = True,
     name: str | None = None,
-    zoo_seeds: str | None = None,
+    zoo_seeds: str = "each",
     same_parts: bool = False,
     reach: float = 2.2,
 ) -> Path:
     """Writes one run folder and returns it.
 
     Args:
-        zoo_seeds: what the record says of the zoo's seeds; None for a record older than that.
+        zoo_seeds: what the record says of the zoo's seeds.
         same_parts: whether every seed tests the same networks, as training has it; then the
             record has τ of their mean.
         reach: half the width of intervals, in units of the typical error.
@@ -107,7 +107,7 @@ def write_run(
     if log and model in NEURAL and status == "done":
         _write_log(folder, seeds, noise)
     taus = [entry["tau"] for entry in summary]
-    mean = {"tau_together": _together(rows)} if same_parts else {}
+    together = _together(rows) if same_parts else float(np.mean(taus)) if taus else 0.0
     RunRecord(
         model=model,
         zoo={
@@ -116,17 +116,25 @@ def write_run(
             "networks": 4 * networks,
             "runs": networks,
             "architecture": NetworkSizes(tokens=49, classes=10, patch=16).to_json(),
-            **({} if zoo_seeds is None else {"seeds": zoo_seeds}),
+            "seeds": zoo_seeds,
         },
         selection={
             "percent": 75,
-            "min_accuracy": min_accuracy,
+            "min_accuracy": min_accuracy or 0.0,
             "train": train,
             "val": val,
             "test": test,
             "augment": augment,
         },
-        protocol={"epochs": 50, "batch": 16, "lr": 1e-3, "options": {}, "identity": "f0"},
+        protocol={
+            "epochs": 50,
+            "batch": 16,
+            "lr": 1e-3,
+            "final_lr": 1e-5,
+            "warmup": 10,
+            "options": {},
+            "identity": "f0",
+        },
         seeds=summary,
         summary={}
         if not summary
@@ -135,7 +143,8 @@ def write_run(
             "tau_se": float(np.std(taus, ddof=1) / len(taus) ** 0.5) if len(taus) > 1 else None,
             **{key: float(np.mean([s[key] for s in summary])) for key in ("r2", "mae", "coverage")},
             "level": 0.9,
-            **mean,
+            "radius": min(1.0, reach * noise),
+            "tau_together": together,
         },
         num_parameters=parameters,
         status=status,

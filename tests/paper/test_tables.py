@@ -1,6 +1,7 @@
 """Reproduced tables beside the paper's: its numbers as printed, our cells where they belong."""
 
 import pytest
+from run_folders import write_run
 
 from tnfn_command import assert_refused
 from transformer_nfn.errors import TransformerNFNError
@@ -93,7 +94,7 @@ def test_the_grid_of_the_paper_names_the_table_of_the_channels(tmp_path):
 @pytest.mark.parametrize("number", [1, 4, 5])
 def test_cells_under_old_numbers_are_refused_by_name(number, tmp_path):
     folder = tmp_path / "cells" / "a-cell"
-    record(f"table{number}", "[3]", "tau").write(folder)
+    write_run(folder, table={"table": f"table{number}", "row": "[3]", "column": "tau"})
     before = sorted(tmp_path.rglob("*"))
     sentence = (
         f"'{folder / 'run.json'}': 'table.table' expected one of thresholds, components, channels, "

@@ -1,25 +1,34 @@
 """Synthetic networks whose accuracy is a known function of their weights, and trainings on them."""
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from store_damage import wrong_fields
 from torch import nn
 
+from tnfn_command import assert_refused
+from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.models import network_of
 from transformer_nfn.prediction.data import Dataset, Parts, SizeGroups
 from transformer_nfn.prediction.experiment import Experiment
-from transformer_nfn.prediction.runs import CONFIGURATION
+from transformer_nfn.prediction.runs import CONFIGURATION, RUN_FILE, RunRecord
 from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.training import Execution, train_seeds
 from transformer_nfn.zoo import NetworkSizes
 
 ARCH = NetworkSizes(tokens=4, classes=3, patch=4, d_model=8, heads=2, d_ff=6, blocks=2)
-ABOUT = {"name": "made", "task": "digits", "networks": 72, "architecture": ARCH.to_json()}
+ABOUT = {
+    "name": "made", "task": "digits", "networks": 72, "runs": 72, "seeds": "each",
+    "architecture": ARCH.to_json(),
+}  # fmt: skip
 WIDE, DEEP = "w8-h2-d2", "w6-h3-d3"
 # The compiled forward does not take the second size, so both forwards are in one training.
 SIZES = {WIDE: ARCH, DEEP: replace(ARCH, d_model=6, heads=3, d_ff=10, blocks=3)}
@@ -27,6 +36,8 @@ MIXED_ABOUT = {
     "name": "made",
     "task": "digits",
     "networks": 100,
+    "runs": 100,
+    "seeds": "each",
     "architectures": {name: sizes.to_json() for name, sizes in SIZES.items()},
 }
 SMALL = {"probes": 6, "rank": 4, "hidden": 8}
@@ -49,6 +60,31 @@ def made(n: int, seed: int = 0, sizes: NetworkSizes = ARCH) -> Dataset:
         "row": np.arange(n),
     }
     return Dataset(sizes.block_space, network_of(named), (scale - 0.1).clamp(0, 1), columns)
+
+
+def assert_fields_are_checked(run: Path, copy: Path) -> None:
+    """Every field of a record that is missing or of another type is refused by file and name."""
+    shutil.copytree(run, copy)
+    record = json.loads((copy / RUN_FILE).read_text())
+    commands = cycle((
+        ("evaluate", copy), ("predict", copy, "mnist-sample#0"), ("evaluate", copy, "mnist-sample"),
+        ("report", copy, "--out", copy.with_suffix(".html")),
+    ))  # fmt: skip
+    seen = set()
+    for name, wrong in wrong_fields(record):
+        (copy / RUN_FILE).write_text(json.dumps(wrong))
+        with pytest.raises(TransformerNFNError) as error:
+            pytest.fail(f"{name}: {RunRecord.read(copy)}")
+        assert f"'{copy / RUN_FILE}'" in str(error.value), name
+        if name.startswith("files."):
+            assert name.removeprefix("files.") in str(error.value)
+        else:  # of sizes and families any name may be there, so what holds them is named
+            places = (name, f"{name}.", name.rpartition(".")[0] + "'", name.partition("[")[0] + "'")
+            assert any(f"'{place}" in str(error.value) for place in places), str(error.value)
+        if name not in seen and len(seen) % 12 == 0:
+            assert_refused(str(error.value), *next(commands))
+        seen.add(name)
+    assert len(seen) > 50
 
 
 def parts(train: int = 40, val: int = 16, test: int = 16) -> Parts:

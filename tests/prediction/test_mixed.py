@@ -12,6 +12,7 @@ from made_networks import (
     MIXED_ABOUT,
     SMALL,
     WIDE,
+    assert_fields_are_checked,
     check_killed_and_resumed,
     experiment,
     groups,
@@ -139,13 +140,14 @@ def test_a_record_reports_every_size_and_those_left_out(tmp_path):
     out = columns["split"] == "left_out"
     assert set(columns["kind"][out]) == {DEEP}
     assert out.sum() == 2 * 15
-    radius = min(1.0, record.radius * UNMEASURED)  # one size measures nothing of others
+    radius = min(1.0, record.summary["radius"] * UNMEASURED)  # one size measures nothing of others
     mean = columns["predicted"][out].reshape(2, 15).mean(0)
     covered = np.abs(data.left_out[DEEP].truth - mean) <= radius
     assert record.summary["left_out"][DEEP]["coverage"] == pytest.approx(covered.mean())
     digests = TrainingDigests.load(tmp_path / "run")
     assert set(digests.standings(data.left_out[DEEP], "digits")) == {"unseen"}
     assert set(digests.standings(data.train[0], "digits")) == {"trained"}
+    assert_fields_are_checked(tmp_path / "run", tmp_path / "copy")
 
 
 def test_a_predictor_of_one_size_is_rejected(tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_networks import assert_fields_are_checked
 from safetensors.torch import load_file
 
 from tnfn_command import as_json, assert_refused, printed
@@ -60,6 +61,7 @@ def test_a_number_is_learned_and_predicted_for_files_and_rows(zoo: Path, tmp_pat
     assert row["recorded"]["strength"] == ModelZoo.open(zoo).targets["strength"][3]
     assert row["value"] == pytest.approx(copy["value"], abs=0.05)
     assert row["guarded"] is True
+    assert_fields_are_checked(out, tmp_path / "copy")
     shown = printed("predict", out, f"{zoo}#3").split()
     assert "recorded" in shown
     assert not {"run", "configuration"} & {*shown}  # such networks have none
@@ -84,6 +86,7 @@ def test_a_class_is_learned(
     assert found["label"] in ("loud", "quiet")
     assert not found.keys() & {"low", "high"}
     assert sum(found["probabilities"].values()) == pytest.approx(1)
+    assert_fields_are_checked(out, tmp_path / "copy")
 
 
 def test_what_does_not_fit_is_one_sentence(zoo: Path, tmp_path: Path) -> None:

@@ -53,8 +53,7 @@ def test_intervals_widen_with_novelty_up_to_the_whole_range() -> None:
     low, high = shift.interval(mean, 0.1, novelty)
     assert (high - low).tolist() == pytest.approx([0.2, 0.4, 0.6, 1.0])
     assert (float(low[3]), float(high[3])) == (0.0, 1.0)
-    # A record without a shift: its own width up to novelty 1.
-    low, high = RecipeShift.from_json({}).interval(mean, 0.1, novelty)
+    low, high = RecipeShift().interval(mean, 0.1, novelty)
     assert (high - low).tolist() == pytest.approx([0.2, 0.2, 0.2, 1.0])
 
 

@@ -1,11 +1,15 @@
 """The shipped predictors: intact, accurate on unseen networks, not fooled by damaged ones."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from made_networks import assert_fields_are_checked
 
 from tnfn_command import as_json
 from transformer_nfn.io.assets import CHECKOUT, read_index, resolve
 from transformer_nfn.prediction.predict import predict
+from transformer_nfn.prediction.runs import RUN_FILE, RunRecord
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import damages
 
@@ -14,9 +18,12 @@ NIGHTLY = ("mnist-whole", "mnist-nfn")
 GUARDED = ["mnist-boosting", *(pytest.param(n, marks=pytest.mark.nightly) for n in NIGHTLY)]
 
 
-def test_every_shipped_asset_is_intact() -> None:
+def test_every_shipped_asset_is_intact(tmp_path: Path) -> None:
     for name, asset in read_index(CHECKOUT / "index.json").items():
-        assert resolve(name, asset.kind).is_dir()
+        path = resolve(name, asset.kind)
+        if asset.kind == "predictor":
+            assert {RUN_FILE, *RunRecord.read(path).files} == {*asset.files}
+    assert_fields_are_checked(CHECKOUT / "mnist-boosting", tmp_path / "copy")
 
 
 @pytest.mark.parametrize(

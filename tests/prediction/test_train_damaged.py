@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from guard_run import guard_run
 
 from tnfn_command import as_json, assert_refused
 from transformer_nfn.io.tensor_files import read_tensors
 from transformer_nfn.prediction.guard import GUARD_FILE
-from transformer_nfn.prediction.guard.fit import guard_run
 from transformer_nfn.prediction.probe_search import search_steps
-from transformer_nfn.prediction.runs import RunError
+from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import damages, parse_damages
 
@@ -31,6 +31,7 @@ def test_a_kind_held_out_is_not_looked_at_and_fools_nobody(
         "--out", run,
     )  # fmt: skip
     shutil.copytree(run, plain, ignore=shutil.ignore_patterns(GUARD_FILE))
+    RunRecord.read(run).write(plain)
     guarded = told["summary"]["guarded"]
     assert guarded["damaged"] == {"train": 112, "val": 24}
     assert guarded["warned"] <= 0.1

@@ -1,7 +1,9 @@
 """From a real zoo to runs and predictions: small, but every part is the one users run."""
 
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,15 +11,15 @@ import time
 
 import pytest
 import torch
-from made_networks import experiment
+from made_networks import assert_fields_are_checked, experiment
 from safetensors.torch import save_file
 
-from tnfn_command import printed
+from tnfn_command import assert_refused, printed, tnfn
 from transformer_nfn.prediction.data import describe_zoo, load_parts
 from transformer_nfn.prediction.evaluate import evaluate
 from transformer_nfn.prediction.experiment import train_run
 from transformer_nfn.prediction.predict import predict
-from transformer_nfn.prediction.runs import RunError, RunRecord, write_events
+from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.zoo.module import to_state_dict
 
 
@@ -56,12 +58,97 @@ def test_seen_networks_raise_no_alarm(digits_zoo, run):
     assert sum(p.warning is not None for p in found) <= 0.1 * len(rows)
 
 
-def test_evaluate_on_a_zoo_and_tensorboard(digits_zoo, run):
+def test_evaluate_on_a_zoo(digits_zoo, run):
     found = evaluate(run, digits_zoo.path)
     assert found["networks"] == len(digits_zoo.select(percent=75))
     assert -1 <= found["tau"] <= 1
-    out = write_events(run)
-    assert len(list(out.glob("seed-*/events*"))) == 2
+
+
+def test_every_field_of_the_record_of_a_neural_run_is_checked(run, tmp_path):
+    assert_fields_are_checked(run, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seeds", []),
+        ("target", {}),
+        ("summary", {}),
+        ("status", "not enough networks"),
+        ("model", "no_such_model"),
+        ("zoo.seeds", "many"),
+        ("zoo.architecture.heads", 3),
+        ("selection.train", 0),
+        ("seeds[0].seed", 1),
+        ("seeds[0].seed", 7),
+        ("summary.radius", 1.5),
+        ("summary.level", -0.1),
+        ("summary.shift.usual", 1e9),
+        ("summary.tau_se", math.nan),
+        ("summary.mae", math.inf),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_refused(run, tmp_path, field, value):
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / "run.json"
+    record = inner = json.loads(path.read_text())
+    *outer, last = field.replace("[0]", ".0").split(".")
+    for key in outer:
+        inner = inner[int(key) if key == "0" else key]
+    inner[last] = value
+    path.write_text(json.dumps(record))
+    done = tnfn("predict", tmp_path / "run", "mnist-sample#0")
+    assert done.returncode == 2
+    assert str(path) in done.stderr
+    expected = "number in JSON" if value in (math.inf,) or value != value else field.split(".")[-1]
+    expected = "seeds" if field.startswith("seeds") else expected
+    assert expected in done.stderr
+
+
+def test_a_damaged_file_of_a_run_is_refused_by_name(digits_zoo, run, tmp_path):
+    """Whatever opens the run: one bit of any file, a file too few, a file of another run."""
+    shutil.copytree(run, copy := tmp_path / "run")
+    (copy / "notes.txt").write_text("a user's own file is none of the run's")
+    files = [*RunRecord.read(copy).files]
+    assert len(files) == 8
+    commands = (
+        ("predict", copy, f"{digits_zoo.path}#0"),
+        ("evaluate", copy),
+        ("evaluate", copy, digits_zoo.path),
+        ("report", copy, "--out", tmp_path / "page.html"),
+        ("train", digits_zoo.path, "--model", "transformer_nfn", "--channels", 2, "--out", copy),
+        ("reproduce", "transfer", copy, "--to", "mnist-sample", "--out", tmp_path / "out"),
+    )
+    for i, name in enumerate(files):
+        data = (copy / name).read_bytes()
+        bad = bytearray(data)
+        bad[len(bad) // 2] ^= 64
+        for contents in (bytes(bad), None):
+            if contents is None:
+                (copy / name).unlink()
+            else:
+                (copy / name).write_bytes(contents)
+            wrong = "missing" if contents is None else "damaged"
+            assert_refused(f"'{copy / name}' is {wrong}", *commands[i % len(commands)])
+        (copy / name).write_bytes(data)
+    for words in commands:
+        (copy / files[0]).write_bytes(b"{}")
+        assert_refused(f"'{copy / files[0]}' is damaged", *words)
+    shutil.copy(run / files[0], copy / files[0])
+    for name in ("guard.safetensors", "own_guard.safetensors"):
+        shutil.copy(run / "trained_on.safetensors", copy / name)
+        assert_refused(f"'{copy / name}' is of another run", *commands[0])
+        (copy / name).unlink()
+    assert RunRecord.read(copy) == RunRecord.read(run)
+
+
+def test_records_have_null_where_there_is_no_number(digits_zoo, tmp_path):
+    """Not even that of a single seed, which has no standard error."""
+    words = ("--model", "statistics_linear", "--seeds", 1, "--out", tmp_path / "run")
+    printed("train", digits_zoo.path, *words)
+    text = (tmp_path / "run" / "run.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["summary"]["tau_se"] is None
+    assert "nan" not in printed("evaluate", tmp_path / "run").lower()
 
 
 def test_folders_that_hold_no_run_are_explained(digits_zoo, run, tmp_path):
@@ -69,7 +156,7 @@ def test_folders_that_hold_no_run_are_explained(digits_zoo, run, tmp_path):
         predict(tmp_path, [f"{digits_zoo.path}#0"])
     data = json.loads((run / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps({**data, "format": 99}))
-    with pytest.raises(RunError, match="has format 99, expected 1"):
+    with pytest.raises(RunError, match="'format' expected 1, which this version reads, found 99"):
         RunRecord.read(tmp_path)
 
 

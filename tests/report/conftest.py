@@ -37,5 +37,11 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Own:
     for name in ("loss", "top1_accuracy", "optimizer"):
         target = Target.of(name, zoo.targets[name])
         (folder / "others" / name).mkdir(parents=True)
-        replace(record, target=target.to_json()).write(folder / "others" / name)
+        other = replace(record, target=target.to_json())
+        if target.classes:
+            figures = {"accuracy": 0.5, "auroc": 0.5, "calibration_error": 0.1}
+            more = {"together": figures, "accuracy_se": None, "chance": 0.4}
+            rows = [{"seed": 0, "seconds": 1.0, **figures}]
+            other = replace(other, seeds=rows, summary={**record.summary, **figures, **more})
+        other.write(folder / "others" / name)
     return Own(zoo, folder / "runs", folder / "others")

@@ -15,6 +15,7 @@ from transformer_nfn.prediction.runs import (
     read_predictions,
     write_predictions,
 )
+from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.testing import write_example_checkpoint
 from transformer_nfn.zoo import MixedZoo, ModelZoo, SizeGroup, Zoo
 from transformer_nfn.zoo.store.zoo import write_groups
@@ -48,14 +49,17 @@ def write_run_on(
     half = HELD_OUT // 2
     RunRecord(
         model=model,
-        zoo={"task": "mnist", "name": "mnist-sample", "runs": len(zoo), "networks": len(zoo)},
+        zoo=describe_zoo(zoo),
         selection={
             "percent": 75, "min_accuracy": 0.0, "augment": None,
             "train": len(zoo) - HELD_OUT, "val": half, "test": half,
         },
-        protocol={},
-        seeds=[{"seed": 0, "best_epoch": None, **found}],
-        summary={**{key: found[key] for key in ("tau", "r2", "mae")}, "tau_se": float("nan")},
+        protocol={**Protocol().to_json(), "options": {}, "identity": None},
+        seeds=[{"seed": 0, "best_epoch": None, "seconds": 1.0, **found}],
+        summary={
+            **{key: found[key] for key in ("tau", "r2", "mae")}, "tau_se": None,
+            "tau_together": found["tau"], "coverage": 0.9, "level": 0.9, "radius": noise,
+        },
     ).write(folder)  # fmt: skip
 
 
@@ -67,11 +71,17 @@ def write_mixed(folder: Path) -> Path:
     write_groups(mixed, [SizeGroup.from_name(kind)], {"task": "mnist", "seeds": "each"})
     (mixed / kind).symlink_to(zoo.path)
     write_run_on(zoo, run, "whole_network")
-    columns = read_predictions(run)
+    record, columns = RunRecord.read(run), read_predictions(run)
     write_predictions(run, {**columns, "kind": np.full(len(columns["row"]), kind, dtype=object)})
-    record = RunRecord.read(run)
     about = describe_zoo(MixedZoo.open(mixed))
-    replace(record, zoo=about, selection={**record.selection, "left_out": []}).write(run)
+    counts = {name: record.selection[name] for name in ("train", "val", "test")}
+    figures = {key: record.summary[key] for key in ("tau", "tau_se", "r2", "mae")}
+    figures = {"networks": counts["test"], **figures}
+    by_size = {"tau_within": figures["tau"], "kinds": {kind: figures}, "left_out": {}}
+    replace(
+        record, zoo=about, summary={**record.summary, **by_size, "widening": {}},
+        selection={**record.selection, "kinds": {kind: counts}, "left_out": []},
+    ).write(run)  # fmt: skip
     return mixed
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from run_folders import MODELS, write_run, write_study
 from scipy.stats import binomtest
+from store_damage import sign_run
 
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.paper.gather import gather
@@ -94,8 +95,8 @@ def test_zoos_of_both_kinds_are_never_compared_with_each_other(tmp_path):
 
 def test_text_of_a_record_is_never_code(tmp_path):
     bad = '</script><script>alert(1)</script><b onclick="x">&'
-    write_run(tmp_path / "r", bad, networks=60, name=bad, log=False, zoo_seeds=bad)
-    write_run(tmp_path / "s", "mlp", networks=60, name=bad, status=f"no: {bad}", zoo_seeds=bad)
+    write_run(tmp_path / "r", bad, networks=60, name=bad, log=False)
+    write_run(tmp_path / "s", "mlp", networks=60, name=bad, status=f"no: {bad}")
     write_report([tmp_path], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     assert "<script>alert" not in text
@@ -196,7 +197,7 @@ BROKEN = {
     ),
     "a target of no kind": (
         lambda run: set_record(run, target={"column": "accuracy", "kind": "grade"}),
-        r"run\.json.*'kind' expected share, number or class",
+        r"run\.json.*'target\.kind' expected one of share, number, class",
     ),
     "a log that is no text": (
         lambda run: (run / "log.jsonl").write_bytes(b"\xff\xfe"), r"log\.jsonl' is not readable"
@@ -204,7 +205,7 @@ BROKEN = {
     "a log without losses": (
         lambda run: (run / "log.jsonl").write_text('{"seed": 0, "epoch": 1}\n'), "lacks 'loss'"
     ),
-    "another version": (lambda run: set_record(run, format=99), "another version"),
+    "another version": (lambda run: set_record(run, format=99), "'format' expected 1, which this"),
     "a zoo that is a number": (
         lambda run: set_record(run, zoo=3), r"'zoo' (of its record|expected)"
     ),
@@ -215,7 +216,7 @@ BROKEN = {
         )
         for name, value in (
             ("percent", {}), ("min_accuracy", "x"), ("train", True), ("test", [None]),
-            ("augment", float("inf")),
+            ("augment", [1.0]),
         )
     },
 }  # fmt: skip
@@ -225,6 +226,7 @@ BROKEN = {
 def test_broken_runs_are_named(case, tmp_path):
     change, words = BROKEN[case]
     change(write_run(tmp_path / "r", networks=60, seeds=1))
+    sign_run(tmp_path / "r")
     with pytest.raises(TransformerNFNError, match=words):
         write_report([tmp_path], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()

@@ -6,6 +6,7 @@ import pytest
 from browser import CHROMIUM, Browser
 from run_folders import write_run, write_study
 from runs_on_zoo import write_mixed
+from store_damage import sign_run
 
 from transformer_nfn.prediction.runs import read_predictions, write_predictions
 from transformer_nfn.report import write_report
@@ -137,6 +138,7 @@ def own_page_without_optimisers(folder, own):
         columns = read_predictions(path)
         del columns["optimizer"]
         write_predictions(path, columns)
+        sign_run(path)
     return [folder], []
 
 

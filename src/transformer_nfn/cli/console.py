@@ -8,8 +8,6 @@ text out in the same way.
 from __future__ import annotations
 
 import inspect
-import json
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -109,24 +107,11 @@ class RootCommand(HelpGroup):
                 raise
 
 
-def json_text(value: Any) -> str:
-    """A value as JSON; numbers that are not finite, which JSON does not have, are null."""
-    return json.dumps(_finite(value), allow_nan=False)
-
-
 def echo_json(value: Any) -> None:
-    """Prints what `json_text` makes of a value."""
+    """Prints a value as JSON; numbers that are not finite are null."""
+    from transformer_nfn.io.json_fields import json_text  # a broken library is explained
+
     typer.echo(json_text(value))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
 
 
 def passing_bar(*columns: Any) -> Progress:

@@ -94,21 +94,19 @@ def result_table(records: list[RunRecord], title: str) -> Table:
 
     Under τ stands that of all seeds together: of their mean, which is what `tnfn predict` answers.
     """
-    from transformer_nfn.prediction.target import Target
-
     columns = ("R²", "error", "90 % holds", "size", "s")
     table = _table(title, ("model", "Kendall τ"), columns)
     for record in sorted(records, key=_rank):
         if record.status != "done":
             table.add_row(record.model, record.status)
             continue
-        s, target = record.summary, Target.from_json(record.target, "the run's record")
+        s = record.summary
         together = s.get("tau_together") if len(record.seeds) > 1 else None
         table.add_row(
             record.model,
             tau_text(record) + ("" if together is None else f"\ntogether {mean_text(together)}"),
             mean_text(s["r2"]),
-            mean_text(s["mae"]) if target.is_accuracy else f"{s['mae']:.3g}",
+            mean_text(s["mae"]) if record.predicts.is_accuracy else f"{s['mae']:.3g}",
             _percent(s),
             _size_text(record),
             f"{record.seeds[0]['seconds']:.1f}",

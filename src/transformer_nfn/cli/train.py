@@ -93,9 +93,6 @@ def train_command(
     save_every: Annotated[
         float, typer.Option(min=0, help="Seconds between two saved states to resume from.")
     ] = 20.0,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a predictor of accuracy, or another target, on a zoo.
@@ -140,7 +137,6 @@ def train_command(
         load_networks,
     )
     from transformer_nfn.prediction.experiment import Experiment, check_networks, train_run
-    from transformer_nfn.prediction.guard.own import guard_own_run
     from transformer_nfn.prediction.own_networks import MODELS as OWN_MODELS
     from transformer_nfn.prediction.own_networks import describe_own_zoo, load_own_networks
     from transformer_nfn.prediction.predictors import (
@@ -149,7 +145,6 @@ def train_command(
         PREDICTORS,
         check_name,
     )
-    from transformer_nfn.prediction.runs import write_events
     from transformer_nfn.prediction.strategies import Protocol
     from transformer_nfn.prediction.target import CHECKPOINT_COLUMNS, target_columns
     from transformer_nfn.prediction.training import Execution
@@ -207,13 +202,9 @@ def train_command(
             networks,
             Experiment(model, range(seeds), protocol, options, selection.to_json()),
             out,
-            damaged=copies,
+            damaged=opened if isinstance(opened, ModelZoo) else copies,
             execution=Execution(report=report, save_every=save_every),
         )
-        if isinstance(opened, ModelZoo) and isinstance(networks, Parts):
-            guard_own_run(out, record, opened, networks.train, report)
-    if tensorboard:
-        write_events(out)
     _show(record, out, as_json)
 
 
@@ -273,8 +264,9 @@ def evaluate_command(
     """
     from transformer_nfn.prediction.runs import RunRecord
 
-    record = RunRecord.read(run)
     if zoo is None:
+        record = RunRecord.read(run)
+        record.check_finished(run)
         _show(record, run, as_json)
         return
     from transformer_nfn.prediction.evaluate import evaluate
@@ -314,13 +306,14 @@ def evaluate_command(
 
 def _cells(figures: dict[str, Any], target: str) -> list[str]:
     """Scores of numbers or of classes."""
+    from transformer_nfn.paper.numbers import mean_text
     from transformer_nfn.zoo.targets import names_accuracy
 
     if "auroc" in figures:
-        return [f"{figures[key]:.3f}" for key in ("accuracy", "auroc", "calibration_error")]
+        return [mean_text(figures[key]) for key in ("accuracy", "auroc", "calibration_error")]
     error = f"{figures['mae']:{'.3f' if names_accuracy(target) else '.3g'}}"
     tau = f"{figures['tau_low']:.3f} to {figures['tau_high']:.3f}"
-    return [f"{figures['tau']:.3f}", tau, f"{figures['r2']:.3f}", error]
+    return [f"{figures['tau']:.3f}", tau, mean_text(figures["r2"]), error]
 
 
 def _all_and_unseen(name: str, figures: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

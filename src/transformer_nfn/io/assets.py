@@ -22,9 +22,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from transformer_nfn.errors import AssetError, DownloadError
+from transformer_nfn.errors import AssetError, CheckpointError, DownloadError
 from transformer_nfn.io.downloads import cache_folder, download, get_text
-from transformer_nfn.io.files import write_text
+from transformer_nfn.io.files import open_regular, write_text
 from transformer_nfn.io.json_fields import read_object
 
 FORMAT = 1
@@ -123,7 +123,7 @@ def read_index(path: Path) -> dict[str, Asset]:
 def describe_files(folder: Path) -> dict[str, AssetFile]:
     """Size and checksum of every file below a folder."""
     return {
-        path.relative_to(folder).as_posix(): AssetFile(path.stat().st_size, _sha256(path))
+        path.relative_to(folder).as_posix(): AssetFile(path.stat().st_size, file_sha256(path))
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
@@ -196,15 +196,19 @@ def _in_cache(asset: Asset) -> Path:
 def _problem(path: Path, file: AssetFile) -> str | None:
     if not path.is_file():
         return f"'{path}' is missing"
-    digest = _sha256(path)
+    digest = file_sha256(path)
     if digest != file.sha256:
         return f"'{path}' is corrupt, expected sha256 {file.sha256[:12]}…, found {digest[:12]}…"
     return None
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def file_sha256(path: Path) -> str:
+    """Checksum of a file."""
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error.strerror or error}") from error
 
 
 def _base_url() -> str | None:

@@ -186,11 +186,15 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def is_left_over(name: str) -> bool:
+    """Whether a name is that of a temporary file which a killed writer left."""
+    return _BESIDE.fullmatch(name) is not None
+
+
 def foreign_files(folder: Path, expected: Container[str] = ()) -> list[str]:
     """Names in a folder other than ``expected`` and those that killed writers left, sorted."""
-    return sorted(
-        name for name in os.listdir(folder) if name not in expected and not _BESIDE.fullmatch(name)
-    )
+    names = os.listdir(folder)
+    return sorted(name for name in names if name not in expected and not is_left_over(name))
 
 
 def sweep(folder: Path, name: str = "") -> None:

@@ -94,6 +94,10 @@ class Fields:
         """Whether the field is there and not null."""
         return self.data.get(key) is not None
 
+    def known(self, key: str) -> bool:
+        """Whether the field, which must be there, is not null."""
+        return self._get(key) is not None
+
     def _get(self, key: str) -> Any:
         if key not in self.data:
             raise self._kind(f"'{self._where}' lacks '{self._name(key)}'")
@@ -110,29 +114,32 @@ class Fields:
         raise self._kind(f"'{self._where}': {of}expected {expected}, found {shown}")
 
 
-def read_object(path: Path, kind: type[TransformerNFNError] = CheckpointError) -> dict[str, Any]:
+def read_object(
+    path: Path, kind: type[TransformerNFNError] = CheckpointError, *, strict: bool = False
+) -> dict[str, Any]:
     """Read the object in a JSON file; raises ``kind`` for anything else."""
     try:
         data = read_regular(path)
     except OSError as error:
         raise kind(f"'{path}' cannot be read: {error.strerror or error}") from error
-    return parse_object(data, str(path), kind)
+    return parse_object(data, str(path), kind, strict=strict)
 
 
 def parse_object(
-    text: str | bytes, where: str, kind: type[TransformerNFNError]
+    text: str | bytes, where: str, kind: type[TransformerNFNError], *, strict: bool = False
 ) -> dict[str, Any]:
     """Parse a JSON object from text or UTF-8 bytes.
 
     Args:
         kind: class of the error for anything else.
+        strict: whether ``NaN`` and ``Infinity``, which JSON does not have, are rejected.
 
     >>> parse_object('{"a": 1}', "notes.json", CheckpointError)
     {'a': 1}
     """
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
-        data = json.loads(text)
+        data = json.loads(text, parse_constant=_no_constant if strict else None)
         if "\\u" in text:  # half of a surrogate pair is no text, and could not be written
             json.dumps(data, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
@@ -140,6 +147,29 @@ def parse_object(
     if not isinstance(data, dict):
         raise kind(f"'{where}' is not an object in JSON: it holds {_article(data)}")
     return data
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number in JSON")
+
+
+def json_text(value: Any, **layout: Any) -> str:
+    """A value as JSON; numbers that are not finite, which JSON does not have, are null.
+
+    >>> json_text({"tau": 0.5, "error": math.nan})
+    '{"tau": 0.5, "error": null}'
+    """
+    return json.dumps(_finite(value), allow_nan=False, **layout)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
 
 
 def _article(data: object) -> str:

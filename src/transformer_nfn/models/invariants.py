@@ -19,7 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models.network import same_batch
-from transformer_nfn.models.statistics import mean_and_scale, signed_log, sorted_statistics
+from transformer_nfn.models.statistics import bounded, mean_and_scale, signed_log, sorted_statistics
 from transformer_nfn.models.tabular import Held, TabularPredictor, TensorPredictor
 from transformer_nfn.models.trees import LightGBMPredictor
 from transformer_nfn.models.whole_network.invariants import eigenvalues, whole_invariants
@@ -311,7 +311,7 @@ class InvariantMLP(InvariantPredictor, TensorPredictor):
 
     def _standard(self, x: np.ndarray, frame: Mapping[str, Tensor]) -> Tensor:
         inputs = signed_log(torch.from_numpy(x))
-        return ((inputs - frame["mean"]) * frame["scale"]).clamp(-FARTHEST, FARTHEST).float()
+        return bounded((inputs - frame["mean"]) * frame["scale"], FARTHEST).float()
 
     def _read(self, x: np.ndarray) -> np.ndarray:
         module = self._module(x.shape[1]).eval()

@@ -54,6 +54,15 @@ def signed_log(x: Tensor) -> Tensor:
     return wide.sign() * (wide.abs() / SMALL).log1p()
 
 
+def bounded(x: Tensor, limit: float) -> Tensor:
+    """Clamp to ``±limit``; infinities become NaN, because an overflow is no outlier.
+
+    >>> bounded(torch.tensor([-9.0, 1.0, torch.inf]), 8.0).tolist()
+    [-8.0, 1.0, nan]
+    """
+    return torch.where(x.isinf(), torch.nan, x.clamp(-limit, limit))
+
+
 def mean_and_scale(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and reciprocal standard deviation of each column of ``[n, F]``.
 

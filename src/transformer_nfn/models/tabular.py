@@ -80,7 +80,7 @@ class TabularPredictor:
         return self
 
     def predict(self, network: Mapping[str, object]) -> Tensor:
-        """The predicted accuracy of each network, ``[n]`` in float32."""
+        """The predicted accuracy of each network, ``[n]`` in float32; NaN where it overflows."""
         if self.width is None:
             raise PredictorError(f"{type(self).__name__} has to be fitted before it predicts")
         x = self.table(network)
@@ -89,7 +89,9 @@ class TabularPredictor:
                 f"{type(self).__name__} learned from networks of {self.width} numbers, "
                 f"found {x.shape[1]}"
             )
-        return torch.from_numpy(np.ascontiguousarray(self._read(x), dtype=np.float32))
+        finite = np.isfinite(x).all(1)  # a tree would take NaN for a small number
+        values = np.where(finite, self._read(x), np.nan)
+        return torch.from_numpy(values.astype(np.float32))
 
     @property
     def num_parameters(self) -> int | None:

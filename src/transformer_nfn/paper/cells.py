@@ -125,14 +125,11 @@ def fill_cell(
     except RunError as error:
         if not str(error).startswith(NOT_ENOUGH):
             raise
-        record = replace(untrained, status=str(error))
-        record.write(folder)
-        return record
+        return replace(untrained, status=str(error)).write(folder)
     if not cell.trained:
         module = module_builder(cell.model, SizeGroups.of(parts).train[0], cell.options)()
-        record = replace(untrained, num_parameters=sum(p.numel() for p in module.parameters()))
-        record.write(folder)
-        return record
+        count = sum(p.numel() for p in module.parameters())
+        return replace(untrained, num_parameters=count).write(folder)
     # Trees are fitted on the CPU.
     if cell.model not in NEURAL:
         parts = parts.to("cpu")

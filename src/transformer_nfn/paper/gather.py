@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.paper.numbers import (
     LEARNING_CURVE,
     MIXED,
@@ -36,7 +35,6 @@ from transformer_nfn.prediction.runs import (
     CONFIGURATION,
     LOG_FILE,
     PREDICTIONS_FILE,
-    RUN_FILE,
     RunError,
     RunRecord,
     find_runs,
@@ -76,7 +74,7 @@ class Run:
     @cached_property
     def target(self) -> Target:
         """What is predicted."""
-        return Target.from_json(self.record.target, str(self.folder / RUN_FILE))
+        return self.record.predicts
 
     @property
     def rank(self) -> float:
@@ -224,7 +222,6 @@ def gather(folders: Iterable[Path]) -> Study:
     seen: dict[Path, Run] = {}
     for folder in find_runs(list(folders)):
         record = RunRecord.read(folder)
-        _check(folder, record)
         check_topic(record, folder)
         seen.setdefault(folder.resolve(), Run(folder, record))
     runs = [run for run in seen.values() if run.target.is_accuracy]
@@ -278,13 +275,3 @@ def _varies(run: Run) -> bool:
     """Whether a run is another predictor than its model by default, or part of one."""
     topic, _, column = place(run.record)
     return topic in _VARIANTS or (topic == MIXED.topic and column != WHOLE)
-
-
-def _check(folder: Path, record: RunRecord) -> None:
-    fields = Fields(record.selection, str(folder / RUN_FILE), RunError, "selection")
-    for name in ("train", "val", "test"):
-        if fields.has(name):
-            fields.whole(name)
-    for name in ("percent", "min_accuracy", "augment"):
-        if fields.has(name):
-            fields.number(name)

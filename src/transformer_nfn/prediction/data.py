@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -303,12 +303,7 @@ class Selection:
 
 def load_rows(zoo: Zoo, rows: np.ndarray, target: Target = ACCURACY) -> Dataset:
     """Load rows of a zoo into memory; reject weights that are not finite."""
-    named = {name: w.float() for name, w in zoo.weights(rows).items()}
-    for name, w in named.items():
-        bad = ~torch.isfinite(w).flatten(1).all(1)
-        if bool(bad.any()):
-            row = int(rows[int(bad.nonzero()[0])])
-            raise RunError(f"'{name}' of row {row} of the zoo holds values that are not finite")
+    named = finite_weights(zoo.weights(rows), [f"{zoo.path}#{row}" for row in rows])
     columns = {name: zoo.table[name][rows] for name in ("run", "seed", *CONFIGURATION)}
     columns["row"] = np.asarray(rows, dtype=np.int64)
     values = target_values(zoo, target.column, rows)
@@ -318,6 +313,17 @@ def load_rows(zoo: Zoo, rows: np.ndarray, target: Target = ACCURACY) -> Dataset:
     encoded = torch.as_tensor(target.encode(values), dtype=torch.float32)
     tokens = zoo.sizes.tokens
     return Dataset(zoo.block_space, network_of(named), encoded, columns, tokens, target)
+
+
+def finite_weights(weights: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    """Tensors ``[n, …]`` of named networks in float32; reject values that are not finite there."""
+    single = {tensor: w.float() for tensor, w in weights.items()}
+    for tensor, w in single.items():
+        bad = ~w.isfinite().flatten(1).all(1)
+        if bool(bad.any()):
+            name = names[int(bad.nonzero()[0])]
+            raise RunError(f"'{name}': '{tensor}' holds values that are not finite in float32")
+    return single
 
 
 def count_training(zoo: Zoo, *, percent: int | None = PERCENT) -> int:

@@ -9,18 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.prediction.data import PERCENT, Dataset, Selection, load_rows
 from transformer_nfn.prediction.metrics import class_scores, scores
 from transformer_nfn.prediction.own_networks import OWN_TASK, load_own_rows
 from transformer_nfn.prediction.predict import BATCH, Report, TrainedRun, check_readable
-from transformer_nfn.prediction.predictors import (
-    class_folders,
-    class_probabilities,
-    seed_predictions,
-)
+from transformer_nfn.prediction.predictors import class_folders
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.prediction.target import CHECKPOINT_COLUMNS
 from transformer_nfn.prediction.training_set import Standing, TrainingDigests
@@ -128,7 +123,7 @@ def evaluate(
             some = rows[name][start : start + batch]
             data = load_rows(zoo, some, trained.target).to(device)
             standing = digests.standings(data, zoo.metadata["task"]["name"])
-            parts.setdefault(name, []).append(_evaluate(trained, data, zoo.sizes, standing))
+            parts.setdefault(name, []).append(_evaluate(trained, data, zoo.sizes, standing, zoo))
             done += len(some)
             if report is not None:
                 report(done, total)
@@ -173,7 +168,7 @@ def _evaluate_own(
     for start in range(0, len(zoo), batch):
         rows = np.arange(start, min(start + batch, len(zoo)))
         data = load_own_rows(zoo, rows, run.target, name, text=text).to(run.device)
-        parts.append(_evaluate(run, data, None, digests.standings(data, OWN_TASK)))
+        parts.append(_evaluate(run, data, None, digests.standings(data, OWN_TASK), zoo))
         if report is not None:
             report(int(rows[-1]) + 1, len(zoo))
     figures = Evaluated.joined(parts).figures()
@@ -181,24 +176,20 @@ def _evaluate_own(
 
 
 def _evaluate(
-    run: TrainedRun, data: Dataset, sizes: NetworkSizes | None, standing: list[Standing]
+    run: TrainedRun,
+    data: Dataset,
+    sizes: NetworkSizes | None,
+    standing: list[Standing],
+    zoo: Zoo | ModelZoo,
 ) -> Evaluated:
-    if run.target.kind == "class":
-        truth = data.accuracy.cpu().numpy().astype(int)
-        likely = class_probabilities(run.outputs, data).mean(0)
-        doubt = run.class_threshold(run.distance(data))
-        covered = 1 - likely[truth, np.arange(len(truth))] <= doubt
-        return Evaluated(truth, likely, covered, standing)
-    values = run.target.decode(seed_predictions(run.predictors, data).numpy())
-    mean = torch.from_numpy(values).mean(0)
-    guard = run.guard_for(sizes)
-    if guard is None or sizes is None:
-        low, high, _, _ = run.interval(data, sizes, mean)
-        covered = (low.numpy() <= data.truth) & (data.truth <= high.numpy())
-    else:
-        assessed = guard.assess(data, sizes, mean)
-        mean, covered = assessed.accuracy, assessed.contains(data.accuracy.double().cpu()).numpy()
-    return Evaluated(data.truth, mean.numpy(), covered, standing)
+    found = run.assess(data, sizes, [f"{zoo.path}#{row}" for row in data.columns["row"]])
+    if found.probabilities is None:
+        covered = (found.low.numpy() <= data.truth) & (data.truth <= found.high.numpy())
+        return Evaluated(data.truth, found.mean.numpy(), covered, standing)
+    truth = data.accuracy.cpu().numpy().astype(int)
+    likely = found.probabilities.mean(0)
+    doubt = 1 - likely[truth, np.arange(len(truth))]
+    return Evaluated(truth, likely, doubt <= run.class_threshold(found.novelty), standing)
 
 
 def _size_warning(warnings: Mapping[str, str | None]) -> str | None:

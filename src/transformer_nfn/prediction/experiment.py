@@ -16,14 +16,16 @@ from torch import Tensor
 
 from transformer_nfn.io.files import made_folder
 from transformer_nfn.models import tensors_of
-from transformer_nfn.prediction.data import DamagedNetworks, Dataset, Parts, SizeGroups
+from transformer_nfn.prediction.data import DamagedNetworks, Dataset, Parts, Selection, SizeGroups
 from transformer_nfn.prediction.guard.fit import fit_guard_beside
+from transformer_nfn.prediction.guard.own import fit_own_guard
 from transformer_nfn.prediction.held_out import HeldOut, configuration
 from transformer_nfn.prediction.metrics import (
     LEVEL,
     class_scores,
     conformal_radius,
     coverage,
+    mean,
     standard_error,
 )
 from transformer_nfn.prediction.predictors import (
@@ -54,7 +56,7 @@ from transformer_nfn.prediction.target import ACCURACY
 from transformer_nfn.prediction.training import STATE_FILE, Execution, train_seeds
 from transformer_nfn.prediction.training_set import TrainingDigests, TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import TrainedSizes, measure_widening
-from transformer_nfn.zoo import NetworkSizes
+from transformer_nfn.zoo import ModelZoo, NetworkSizes
 from transformer_nfn.zoo.store import check_outside_zoos
 
 
@@ -76,7 +78,7 @@ class Experiment:
     seeds: Sequence[int]
     protocol: Protocol | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    selection: Mapping[str, Any] = field(default_factory=dict)
+    selection: Mapping[str, Any] = field(default_factory=Selection(None).to_json)
     table: Mapping[str, Any] | None = None
     keep: bool = True
 
@@ -87,7 +89,7 @@ def train_run(
     experiment: Experiment,
     out: Path,
     *,
-    damaged: DamagedNetworks | None = None,
+    damaged: DamagedNetworks | ModelZoo | None = None,
     measure: Callable[[list[Predictor]], Mapping[str, Any]] | None = None,
     execution: Execution | None = None,
 ) -> RunRecord:
@@ -100,7 +102,8 @@ def train_run(
         networks: of one size or several, on the device to train on.
         experiment: what to train.
         out: the run folder.
-        damaged: damaged copies of the networks, to fit a `Guard` to.
+        damaged: damaged copies of the networks, to fit a `Guard` to, or the zoo of checkpoints
+            that they are of, to fit an `OwnGuard` to copies in memory.
         measure: further numbers for the record's summary, from the fitted predictors.
         execution: progress and saved states; its folder and identity are set here.
     """
@@ -108,7 +111,8 @@ def train_run(
     check_name(model)
     check_outside_zoos(out)
     groups = SizeGroups.of(networks)
-    check_networks(model, mixed=groups.mixed, damaged=damaged is not None)
+    copies = damaged if isinstance(damaged, DamagedNetworks) else None
+    check_networks(model, mixed=groups.mixed, damaged=copies is not None)
     if model not in ALL_CHECKPOINTS:
         groups = groups.map(lambda parts: replace(parts, more=None))
     experiment = replace(
@@ -116,9 +120,9 @@ def train_run(
         protocol=experiment.protocol or Protocol.of(model),
     )  # fmt: skip
     target = groups.train[0].target
-    if damaged is not None and target != ACCURACY:
+    if copies is not None and target != ACCURACY:
         raise RunError(f"a guard against damaged networks is about accuracy, not {target.what}")
-    identity = training_identity(experiment, groups, damaged)
+    identity = training_identity(experiment, groups, copies)
     if (out / RUN_FILE).is_file():
         record = RunRecord.read(out)
         if record.protocol.get(IDENTITY) == identity:
@@ -129,7 +133,7 @@ def train_run(
         return _train_classes(zoo, groups, experiment, out, execution)
     with made_folder(out):  # first: hours later is too late to learn that it cannot be made
         fitted = _fit(experiment, groups, execution)
-    return _write_run(zoo, groups, experiment, fitted, identity, out, damaged, measure)
+    return _write_run(zoo, groups, experiment, fitted, execution, damaged, measure)
 
 
 def check_networks(model: str, *, mixed: bool, damaged: bool) -> None:
@@ -234,13 +238,13 @@ def _write_run(
     groups: SizeGroups,
     experiment: Experiment,
     fitted: _Fitted,
-    identity: str,
-    out: Path,
-    damaged: DamagedNetworks | None,
+    execution: Execution,
+    damaged: DamagedNetworks | ModelZoo | None,
     measure: Callable[[list[Predictor]], Mapping[str, Any]] | None,
 ) -> RunRecord:
     assert experiment.protocol is not None
-    model, seeds = experiment.model, experiment.seeds
+    assert execution.folder is not None
+    model, seeds, out = experiment.model, experiment.seeds, execution.folder
     prepared = _prepared(fitted, groups)
     held_out = HeldOut.of(fitted.predictors, prepared)
     rows = [
@@ -264,7 +268,11 @@ def _write_run(
         shift = {"shift": measure_shift(distance, prepared.train).to_json()}
         TrainingDigests.of(groups, str(zoo["task"])).save(out)
     guarded: dict[str, Any] = {}
-    if damaged is not None:
+    if isinstance(damaged, ModelZoo):
+        own_guard = fit_own_guard(damaged, groups.train[0], radius, execution.report)
+        if own_guard is not None:
+            own_guard.save(out)
+    elif damaged is not None:
         (parts,) = groups.parts.values()
         sizes = NetworkSizes.from_json(zoo["architecture"])
         steps = search_steps(experiment.protocol.epochs)
@@ -278,15 +286,14 @@ def _write_run(
         protocol={
             **experiment.protocol.to_json(),
             "options": dict(experiment.options),
-            IDENTITY: identity,
+            IDENTITY: execution.identity,
         },
         seeds=rows,
         summary={
             "tau": float(np.mean(taus)),
             "tau_se": standard_error(taus),
             ENSEMBLE_TAU: ensemble_tau(columns),
-            "r2": float(np.mean([row["r2"] for row in rows])),
-            "mae": float(np.mean([row["mae"] for row in rows])),
+            **{key: mean([row[key] for row in rows]) for key in ("r2", "mae")},
             "coverage": coverage(val, test, widest=widest),
             "level": LEVEL,
             "radius": radius,
@@ -299,7 +306,7 @@ def _write_run(
         table=experiment.table,
         target=None if target == ACCURACY else target.to_json(),
     )
-    record.write(out)
+    record = record.write(out)
     (out / STATE_FILE).unlink(missing_ok=True)
     return record
 
@@ -363,7 +370,7 @@ def _train_classes(
         protocol={**records[0].protocol, IDENTITY: execution.identity},
         summary={
             **{
-                key: float(np.mean([row[key] for row in rows]))
+                key: mean([row[key] for row in rows])
                 for key in ("accuracy", "auroc", "calibration_error")
             },
             "accuracy_se": standard_error([row["accuracy"] for row in rows]),
@@ -376,8 +383,7 @@ def _train_classes(
         },
         target=target.to_json(),
     )
-    record.write(out)
-    return record
+    return record.write(out)
 
 
 def _prepared(fitted: _Fitted, groups: SizeGroups) -> SizeGroups:

@@ -12,6 +12,7 @@ from transformer_nfn.prediction.data import Dataset, SizeGroups
 from transformer_nfn.prediction.metrics import (
     conformal_radius,
     kendall_tau,
+    mean,
     r_squared,
     scores,
     standard_error,
@@ -53,7 +54,7 @@ class HeldOutPart:
             "networks": len(self.truth),
             "tau": float(np.mean(taus)),
             "tau_se": standard_error(taus),
-            "r2": float(np.mean([r_squared(self.truth, each) for each in self.predicted])),
+            "r2": mean([r_squared(self.truth, each) for each in self.predicted]),
             "mae": float(np.abs(self.truth - self.predicted).mean()),
         }
         if radius is not None:

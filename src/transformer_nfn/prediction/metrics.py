@@ -23,10 +23,16 @@ def kendall_tau(accuracy: np.ndarray, predicted: np.ndarray) -> float:
     return value if math.isfinite(value) else 0.0
 
 
-def r_squared(accuracy: np.ndarray, predicted: np.ndarray) -> float:
-    """1 − residual over total variance."""
+def r_squared(accuracy: np.ndarray, predicted: np.ndarray) -> float | None:
+    """1 − residual over total variance; None where all values are equal."""
     total = float(((accuracy - accuracy.mean()) ** 2).sum())
-    return 1 - float(((accuracy - predicted) ** 2).sum()) / total if total > 0 else float("nan")
+    return 1 - float(((accuracy - predicted) ** 2).sum()) / total if total > 0 else None
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """Mean of scores; None where one is not defined."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if len(known) == len(values) else None
 
 
 def bootstrap_interval(
@@ -62,7 +68,7 @@ def _differing_pairs(x: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.asarray(counts.sum(1) ** 2 - (equal**2).sum(1))
 
 
-def scores(accuracy: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+def scores(accuracy: np.ndarray, predicted: np.ndarray) -> dict[str, float | None]:
     """All scores of one seed on one part."""
     low, high = bootstrap_interval(accuracy, predicted)
     return {
@@ -74,17 +80,15 @@ def scores(accuracy: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     }
 
 
-def standard_error(values: Sequence[float]) -> float:
-    """Standard error of the mean; NaN for a single value."""
-    if len(values) < 2:
-        return float("nan")
-    return float(np.std(values, ddof=1) / math.sqrt(len(values)))
+def standard_error(values: Sequence[float]) -> float | None:
+    """Standard error of the mean; None for a single value."""
+    return None if len(values) < 2 else float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 CALIBRATION_BINS = 10
 
 
-def class_scores(truth: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
+def class_scores(truth: np.ndarray, probabilities: np.ndarray) -> dict[str, float | None]:
     """Accuracy, area under the ROC curve and calibration error of predicted classes.
 
     The area is the mean over the classes, each against all others. The calibration error is the
@@ -100,21 +104,21 @@ def class_scores(truth: np.ndarray, probabilities: np.ndarray) -> dict[str, floa
     bins = np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
     gaps = [abs(float((right[bins == b] - confidence[bins == b]).sum())) for b in np.unique(bins)]
     areas = [area_under_roc(truth == c, each) for c, each in enumerate(probabilities)]
-    known = [area for area in areas if not math.isnan(area)]
+    known = [area for area in areas if area is not None]
     return {
         "accuracy": float(right.mean()),
-        "auroc": float(np.mean(known)) if known else float("nan"),
+        "auroc": float(np.mean(known)) if known else None,
         "calibration_error": sum(gaps) / len(truth),
     }
 
 
-def area_under_roc(positive: np.ndarray, score: np.ndarray) -> float:
-    """Probability that a positive has a higher score than a negative; NaN if one is missing."""
+def area_under_roc(positive: np.ndarray, score: np.ndarray) -> float | None:
+    """Probability that a positive has a higher score than a negative; None if one is missing."""
     from scipy.stats import rankdata
 
     count, others = int(positive.sum()), int((~positive).sum())
     if not count or not others:
-        return float("nan")
+        return None
     ranks = float(rankdata(score)[positive].sum())
     return (ranks - count * (count + 1) / 2) / (count * others)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.families import OpenOptions
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.models import network_of
+from transformer_nfn.models import network_of, tensors_of
 from transformer_nfn.networks import Network, resolve_networks, zoo_rows
 from transformer_nfn.notebook import bound
-from transformer_nfn.prediction.data import Dataset
+from transformer_nfn.prediction.data import Dataset, finite_weights
 from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.guard.own import OwnGuard, invariants_of
 from transformer_nfn.prediction.metrics import LEVEL
@@ -52,6 +52,8 @@ OWN_GUARD_TEXT = (
     "its weights are more like those of damaged copies than of healthy networks ({} times the "
     "limit): the prediction may be far off, and its interval is the whole range of the target"
 )
+LARGEST_WEIGHT = 1e6
+"""Of a network of a built zoo: no sum or square of up to four such weights in a row overflows."""
 LARGE_CORRECTION = 0.1
 """Correction by a guard that is explained to the user."""
 _BLOCK = re.compile(r"(?:blocks|encoder)\.(\d{1,9})\..+")
@@ -155,6 +157,30 @@ class LoadedNetwork:
 
 
 @dataclass(frozen=True)
+class Assessed:
+    """Predictions for networks of one size, ``[n]`` each, as `Target.measured`.
+
+    Attributes:
+        each: by the weights alone, of each seed, ``[seeds, n]``; of classes the probability of the
+            most probable one.
+        mean: over the seeds, unless a guard corrected it.
+        low: lower end of the interval.
+        high: its upper end.
+        novelty: distance to the training set, or the outlier score of a guard of a built zoo.
+        score: outlier score of a guard; above 1 is a warning.
+        probabilities: of each class by each seed, ``[seeds, classes, n]``.
+    """
+
+    each: Tensor
+    mean: Tensor
+    low: Tensor
+    high: Tensor
+    novelty: Tensor
+    score: Tensor
+    probabilities: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
 class TrainedRun:
     """A run opened for prediction; its neural predictors are on ``device``.
 
@@ -190,7 +216,7 @@ class TrainedRun:
             TrainingSetDistance.load(folders[0]),
             Guard.load(run),
             OwnGuard.load(run),
-            RecipeShift.from_json(record.summary),
+            RecipeShift(**record.summary["shift"]),
             device,
             tuple(record.zoo.get("families", ())),
         )
@@ -209,7 +235,44 @@ class TrainedRun:
         """The guard, if it was fitted to networks of these sizes."""
         return self.guard if sizes is not None and sizes == self.sizes.first else None
 
-    def interval(
+    def assess(
+        self, data: Dataset, sizes: NetworkSizes | None, names: Sequence[str]
+    ) -> Assessed:
+        """Predict networks of one size; reject one whose numbers overflow, by its name."""
+        for tensor, w in tensors_of({} if self.families else data.network).items():
+            large = w.abs().flatten(1).amax(1) > LARGEST_WEIGHT
+            if bool(large.any()):
+                raise RunError(
+                    f"'{names[int(large.nonzero()[0])]}': '{tensor}' holds values beyond "
+                    f"{LARGEST_WEIGHT:g}, with which the network overflows single precision"
+                )
+        data = self.predictors[0].prepared(data)
+        probabilities = None
+        if self.target.kind == "class":
+            probabilities = class_probabilities(self.outputs, data)
+            best = probabilities.mean(0).argmax(0)
+            values = probabilities[:, best, np.arange(len(data))]
+        else:
+            values = self.target.decode(seed_predictions(self.predictors, data).numpy())
+        each = torch.from_numpy(values)
+        guard = self.guard_for(sizes)
+        if guard is None or sizes is None:
+            found = Assessed(each, each.mean(0), *self._interval(data, sizes, each.mean(0)))
+        else:
+            judged = guard.assess(data, sizes, each.mean(0))
+            score = judged.outlier_score
+            found = Assessed(each, judged.accuracy, judged.low, judged.high, score, score)
+        units = [self.target.in_unit(x) for x in (found.mean, found.low, found.high)]
+        finite = torch.stack([*each, *units, found.novelty, found.score]).isfinite().all(0)
+        if not bool(finite.all()):
+            name = names[int((~finite).nonzero()[0])]
+            raise RunError(
+                f"'{name}' has no prediction: what is computed from its weights is not finite, so "
+                "some of them are too large"
+            )
+        return replace(found, probabilities=probabilities)
+
+    def _interval(
         self, data: Dataset, sizes: NetworkSizes | None, mean: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Ends of intervals without `guard`, novelty, and outlier score of `own_guard`, ``[n]``."""
@@ -316,73 +379,55 @@ def _predict_batch(
     out: dict[int, Prediction] = {}
     for sizes, indices in places.items():
         data = as_dataset(sizes, [loaded[i] for i in indices]).to(run.device)
-        data = run.predictors[0].prepared(data)
-        each, classes = _answers(run, data)
-        by_weights = mean = each.mean(0)
-        spread = each.std(0) if len(each) > 1 else None
-        size_warning = run.sizes.warning(sizes)
-        guard = run.guard_for(sizes)
-        if guard is None:
-            text = OWN_GUARD_TEXT
-            low, high, novelty, score = run.interval(data, sizes, mean)
-        else:
-            assert sizes is not None
-            text = GUARD_TEXT
-            assessed = guard.assess(data, sizes, mean)
-            mean, score = assessed.accuracy, assessed.outlier_score
-            low, high, novelty = assessed.low, assessed.high, score
+        found = run.assess(data, sizes, [networks[i].name for i in indices])
+        spread = found.each.std(0) if len(found.each) > 1 else None
+        size_warning, guard = run.sizes.warning(sizes), run.guard_for(sizes)
+        value, low, high, by_weights = (
+            run.target.in_unit(x).tolist()
+            for x in (found.mean, found.low, found.high, found.each.mean(0))
+        )
         for at, i in enumerate(indices):
-            notes = [loaded[i].note]
-            if guard is None and size_warning is None and novelty[at] > 1:
-                notes.append(OUTLIER_TEXT.format(bound(float(novelty[at]), up=True)))
-            outlier = bool(score[at] > 1 or novelty[at] > 1)
+            novelty, score = float(found.novelty[at]), float(found.score[at])
+            notes, warnings = [loaded[i].note], [size_warning]
+            if guard is None and size_warning is None and novelty > 1:
+                notes.append(OUTLIER_TEXT.format(bound(novelty, up=True)))
+            if score > 1:
+                text = OWN_GUARD_TEXT if guard is None else GUARD_TEXT
+                warnings.append(text.format(bound(score, up=True)))
             # The whole range holds what is within it; guards of built zoos give less than that.
             unbounded = guard is not None or run.target.kind == "number"
-            warnings = [size_warning]
-            if score[at] > 1:
-                warnings.append(text.format(bound(float(score[at]), up=True)))
+            outlier = score > 1 or novelty > 1
             out[i] = Prediction(
                 name=networks[i].name,
-                value=float(run.target.in_unit(mean[at])),
-                low=None if run.target.classes else float(run.target.in_unit(low[at])),
-                high=None if run.target.classes else float(run.target.in_unit(high[at])),
+                value=value[at],
+                low=None if run.target.classes else low[at],
+                high=None if run.target.classes else high[at],
                 spread=None if spread is None else float(spread[at]),
-                novelty=float(novelty[at]),
+                novelty=novelty,
                 warning=_joined(warnings),
                 left_out=loaded[i].left_out,
                 note=_joined(notes),
                 recorded=networks[i].recorded,
                 guarded=guard is not None or run.own_guard is not None,
-                by_weights=float(run.target.in_unit(by_weights[at])),
+                by_weights=by_weights[at],
                 coverage=None if size_warning or (outlier and unbounded) else LEVEL,
                 target=run.target.column,
                 mapping=loaded[i].mapping,
-                **classes[at],
+                **_class_fields(run, found, at),
             )
     return [out[i] for i in range(len(networks))]
 
 
-def _answers(run: TrainedRun, data: Dataset) -> tuple[Tensor, list[dict[str, Any]]]:
-    """Values by each seed, ``[seeds, n]``; of classes the probability of the most probable one.
-
-    The second result has the fields of a `Prediction` that are about classes, one per network.
-    """
-    if run.target.kind != "class":
-        values = run.target.decode(seed_predictions(run.predictors, data).numpy())
-        return torch.from_numpy(values), [{} for _ in range(len(data))]
-    each = class_probabilities(run.outputs, data)
-    mean, names = each.mean(0), run.target.classes
-    best = mean.argmax(0)
-    fields = []
-    doubts = run.class_threshold(run.distance(data))
-    for column, at, doubt in zip(mean.T, best, doubts, strict=True):
-        likely = tuple(n for n, p in zip(names, column, strict=True) if 1 - p <= doubt)
-        fields.append({
-            "label": names[at],
-            "labels": likely or (names[at],),
-            "probabilities": dict(zip(names, column.tolist(), strict=True)),
-        })  # fmt: skip
-    return torch.from_numpy(each[:, best, np.arange(len(data))]), fields
+def _class_fields(run: TrainedRun, found: Assessed, at: int) -> dict[str, Any]:
+    """Fields of the `Prediction` for one network that are about classes."""
+    if found.probabilities is None:
+        return {}
+    probabilities = found.probabilities.mean(0)[:, at]
+    pairs = dict(zip(run.target.classes, probabilities.tolist(), strict=True))
+    doubt = run.class_threshold(found.novelty)[at]
+    label = run.target.classes[int(probabilities.argmax())]
+    likely = tuple(name for name, p in pairs.items() if 1 - p <= doubt)
+    return {"label": label, "labels": likely or (label,), "probabilities": pairs}
 
 
 def _joined(sentences: Sequence[str | None]) -> str | None:
@@ -426,17 +471,9 @@ def load_rows_of(
     sizes = replace(zoo.sizes, tokens=trained.tokens)
     check_readable(networks[0].name, sizes, trained, predictors)
     stored = zoo.weights([network.row for network in networks])
-    weights = {name: tensor.float() for name, tensor in stored.items()}
-    for name, tensor in weights.items():
-        bad = ~tensor.isfinite().flatten(1).all(1)
-        if bool(bad.any()):
-            _refuse_infinite(networks[int(bad.nonzero()[0])].name, name)
+    weights = finite_weights(stored, [network.name for network in networks])
     rows = ({name: w[i] for name, w in weights.items()} for i in range(len(networks)))
     return [LoadedNetwork(sizes, row, ()) for row in rows]
-
-
-def _refuse_infinite(where: str, name: str) -> NoReturn:
-    raise RunError(f"'{where}': '{name}' holds values that are not finite in float32")
 
 
 def load_network(
@@ -466,9 +503,7 @@ def load_network(
                     f"'{where}' is of another architecture: '{name}' is of a block that a network "
                     f"of {sizes.blocks} blocks does not have"
                 )
-        weights = {name: tensor.float() for name, tensor in opened.read().items()}
+        one = {name: tensor.unsqueeze(0) for name, tensor in opened.read().items()}
         check_positions(where, opened.tensors, sizes)
-    for name, tensor in weights.items():
-        if not bool(torch.isfinite(tensor).all()):
-            _refuse_infinite(where, name)
+    weights = {name: tensor[0] for name, tensor in finite_weights(one, [where]).items()}
     return LoadedNetwork(sizes, weights, tuple(unread))

@@ -16,7 +16,7 @@ from transformer_nfn.models import map_network
 from transformer_nfn.models.task_reader import SIZE_TEXTS
 from transformer_nfn.models.whole_network.probes import MAX_TOKENS
 from transformer_nfn.prediction.data import Dataset, in_batches
-from transformer_nfn.prediction.runs import RunError, RunRecord
+from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
 from transformer_nfn.prediction.target import Target
 from transformer_nfn.zoo import NetworkSizes
 
@@ -156,7 +156,7 @@ class Predictor:
 
     @torch.no_grad()
     def predict(self, data: Dataset) -> Tensor:
-        """Predicted accuracy of each network, ``[n]`` in float32."""
+        """Predicted accuracy of each network, ``[n]`` in float32; NaN where numbers overflow."""
         if self.name in TABULAR:
             out: Tensor = self.inner.predict(data.network)
             return out.float().clamp(0, 1)
@@ -169,7 +169,8 @@ class Predictor:
             out: Tensor = self.inner.logits(map_network(network, lambda w: w.to(device)))
             return out
 
-        return torch.sigmoid(in_batches(logits, data.network, data)).cpu()
+        found = in_batches(logits, data.network, data).cpu()
+        return torch.sigmoid(torch.where(found.isinf(), torch.nan, found))
 
     def misfit(self, sizes: NetworkSizes, trained: NetworkSizes) -> str | None:
         """Why this predictor cannot read networks of some sizes; None if it can.
@@ -216,7 +217,6 @@ class Predictor:
     @staticmethod
     def load(name: str, folder: Path, *, own: bool = False) -> Predictor:
         """Read what `save` wrote; ``own`` for a predictor of checkpoints of any family."""
-        check_name(name)
         if not folder.is_dir():
             raise RunError(f"the run keeps no predictor: there is no folder '{folder}'")
         if name in TABULAR:
@@ -227,6 +227,11 @@ class Predictor:
 
 def load_predictors(run: Path, record: RunRecord) -> list[Predictor]:
     """Load the predictor of every seed of a run."""
+    if record.model not in PREDICTORS:
+        raise RunError(
+            f"'{run / RUN_FILE}': 'model' expected one of {', '.join(PREDICTORS)}, found "
+            f"{record.model!r}"
+        )
     own = "families" in record.zoo
     return [
         Predictor.load(record.model, run / f"seed-{row['seed']}", own=own) for row in record.seeds

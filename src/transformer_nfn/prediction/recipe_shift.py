@@ -10,9 +10,8 @@ of the target.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.metrics import LEVEL, highest_quantile
-from transformer_nfn.prediction.runs import CONFIGURATION, SHIFT
+from transformer_nfn.prediction.runs import CONFIGURATION
 from transformer_nfn.prediction.training_set import TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import left_out_errors, random_folds
 
@@ -58,12 +57,6 @@ class RecipeShift:
     factor: float = 1.0
     low: float = 0.0
     high: float = 1.0
-
-    @staticmethod
-    def from_json(summary: Mapping[str, Any]) -> RecipeShift:
-        """Read from the summary of a run; for runs without one the factor is 1."""
-        known = summary.get("shift", {})
-        return RecipeShift(**{name: float(known[name]) for name in SHIFT if name in known})
 
     def to_json(self) -> dict[str, float]:
         """As plain JSON values."""

@@ -1,19 +1,22 @@
 """Run folders: the record, predictions and log of one trained predictor.
 
 RUN/
-  run.json             model, zoo, selection, protocol and results
+  run.json             model, zoo, selection, protocol, results, and a checksum of every other file
   predictions.parquet  one row for each seed and network of the validation and test parts
   log.jsonl            one line per epoch (neural predictors)
   seed-K/              the predictor of each seed
+  class-K/             the run of each class, where classes are predicted
   training_distance.safetensors  features of the training networks
   trained_on.safetensors         digests by which training networks are recognised
   guard.safetensors    guard against damaged networks, if one was fitted
+  own_guard.safetensors          the same for checkpoints of any family
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,17 +24,21 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.errors import TransformerNFNError, needs_extra
+from transformer_nfn.errors import RunError
+from transformer_nfn.io.assets import file_sha256
 from transformer_nfn.io.files import (
     import_arrow,
+    is_left_over,
     read_parquet,
     read_regular,
     write_parquet,
     write_text,
 )
-from transformer_nfn.io.json_fields import Fields, read_object
+from transformer_nfn.io.json_fields import Fields, json_text, parse_object, read_object
+from transformer_nfn.known_tasks import SEED_KINDS, UNKNOWN_SEEDS
 from transformer_nfn.notebook import to_html
 from transformer_nfn.prediction.metrics import kendall_tau
+from transformer_nfn.prediction.target import Target
 from transformer_nfn.zoo.sizes import check_sizes
 from transformer_nfn.zoo.store.index import CONFIGURATION
 
@@ -39,6 +46,12 @@ FORMAT = 1
 RUN_FILE = "run.json"
 PREDICTIONS_FILE = "predictions.parquet"
 LOG_FILE = "log.jsonl"
+DISTANCE_FILE = "training_distance.safetensors"
+DIGESTS_FILE = "trained_on.safetensors"
+GUARD_FILE, OWN_GUARD_FILE = "guard.safetensors", "own_guard.safetensors"
+_FILES = (PREDICTIONS_FILE, LOG_FILE, DISTANCE_FILE, DIGESTS_FILE, GUARD_FILE, OWN_GUARD_FILE)
+_FOLDER = re.compile(r"(?:class-(\d+)/)?(?:seed-(\d+)/)?")
+"""Folders of a class and of a seed, or nothing, before the name of a file."""
 LOG_NUMBERS = ("loss", "val_tau", "lr")
 ENSEMBLE_TAU = "tau_together"
 """Key of a record's summary: τ of the mean prediction over seeds."""
@@ -46,20 +59,14 @@ IDENTITY = "identity"
 """Key of a record's protocol: digest of the training, see `experiment.training_identity`."""
 SCORES = ("tau", "tau_together", "r2", "mae", "accuracy", "auroc", "calibration_error", "coverage")
 """Numbers of a record's summary that notebooks show."""
+PARTS = ("train", "val", "test")
 MAX_WIDENING = 1e6
-SHIFT = ("usual", "unusual", "factor", "low", "high")
-"""Numbers of a record's ``summary.shift``, see `recipe_shift.RecipeShift`."""
-NULLABLE = ("best_epoch", "tau_se", "accuracy_se")
-"""Numbers of a record that trees, and runs of one seed, do not have."""
 __all__ = [
-    "CONFIGURATION", "ENSEMBLE_TAU", "FORMAT", "IDENTITY", "LOG_FILE", "PREDICTIONS_FILE",
-    "RUN_FILE", "RunError", "RunRecord", "ensemble_tau", "find_runs", "predictions_on_test",
-    "read_log", "read_predictions", "write_events", "write_predictions",
+    "CONFIGURATION", "DIGESTS_FILE", "DISTANCE_FILE", "ENSEMBLE_TAU", "FORMAT", "GUARD_FILE",
+    "IDENTITY", "LOG_FILE", "OWN_GUARD_FILE", "PREDICTIONS_FILE", "RUN_FILE", "RunError",
+    "RunRecord", "ensemble_tau", "find_runs", "predictions_on_test", "read_log",
+    "read_predictions", "write_predictions",
 ]  # fmt: skip
-
-
-class RunError(TransformerNFNError):
-    """A run folder that cannot be read, or an experiment that cannot be run."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ class RunRecord:
         target: what is predicted, `transformer_nfn.prediction.target.Target.to_json`; None for the
             test accuracy. For classes, seeds and summary have ``accuracy, auroc,
             calibration_error`` and the folder holds a run for each class, ``class-0`` and on.
+        files: sha256 of every other file of the run, by its path in the folder.
         format: version of this file.
     """
 
@@ -101,6 +109,7 @@ class RunRecord:
     status: str = "done"
     table: Mapping[str, Any] | None = None
     target: Mapping[str, Any] | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
     def check_finished(self, where: object) -> None:
@@ -110,28 +119,22 @@ class RunRecord:
 
     @property
     def architectures(self) -> list[Mapping[str, Any]]:
-        """Network sizes in the training set."""
-        if "architectures" in self.zoo:
-            left_out = self.selection.get("left_out", [])
-            architectures = self.zoo["architectures"].items()
-            sizes = [values for name, values in architectures if name not in left_out]
-        else:
-            sizes = [self.zoo["architecture"]] if "architecture" in self.zoo else []
-        if not sizes:
-            raise RunError("the run's record lacks 'zoo.architecture', the networks it can read")
-        return sizes
+        """Network sizes in the training set; none for networks of any family."""
+        if "architecture" in self.zoo:
+            return [self.zoo["architecture"]]
+        left_out = self.selection.get("left_out", [])
+        sizes = self.zoo.get("architectures", {}).items()
+        return [values for name, values in sizes if name not in left_out]
 
     @property
-    def radius(self) -> float:
-        """Half the width of the prediction intervals."""
-        if "radius" not in self.summary:
-            raise RunError("the run's record lacks 'summary.radius', the width of its intervals")
-        return float(self.summary["radius"])
+    def predicts(self) -> Target:
+        """What is predicted."""
+        return Target.from_json(self.target, RUN_FILE)
 
     def _repr_html_(self) -> str:
         """What notebooks show."""
         target = "test_accuracy" if self.target is None else self.target.get("column", "")
-        parts = [name for name in ("train", "val", "test") if name in self.selection]
+        parts = [name for name in PARTS if name in self.selection]
         counts = [f"{self.selection[name]} {name}" for name in parts]
         facts = {"status": self.status, "zoo": self.zoo.get("name", ""), "target": target}
         facts |= {"networks": ", ".join(counts), "seeds": str(len(self.seeds))}
@@ -142,95 +145,203 @@ class RunRecord:
         }
         return to_html(f"Run of {self.model}", {**facts, **scores})
 
-    def write(self, folder: Path) -> None:
-        """Write ``run.json`` atomically."""
-        write_text(folder / RUN_FILE, json.dumps(asdict(self), indent=1, sort_keys=True))
+    def write(self, folder: Path) -> RunRecord:
+        """Write ``run.json`` atomically, after all other files; the record as it is read."""
+        data = asdict(self) | {"files": self._checksums(folder)}
+        text = json_text(data, indent=1, sort_keys=True)
+        write_text(folder / RUN_FILE, text)
+        return RunRecord(**json.loads(text))
 
     @staticmethod
     def read(folder: Path | str) -> RunRecord:
-        """Read and validate the record of a run folder."""
-        path = Path(folder) / RUN_FILE
+        """Read the record of a run folder; check it field by field, and all files it lists."""
+        folder = Path(folder)
+        path = folder / RUN_FILE
         if not path.is_file():
             raise RunError(f"'{folder}' is not a run folder: there is no {RUN_FILE} in it")
-        data = read_object(path, RunError)
-        if data.get("format") != FORMAT:
-            raise RunError(
-                f"'{path}' has format {data.get('format')!r}, expected {FORMAT}: another version"
-            )
+        data = read_object(path, RunError, strict=True)
         _check_record(data, str(path))
-        try:
-            return RunRecord(**data)
-        except TypeError as error:
-            raise RunError(f"'{path}' is malformed: {error}") from error
+        record = RunRecord(**data)
+        found = record._checksums(folder)
+        for name, _ in sorted(record.files.items() ^ found.items()):
+            if name not in found:
+                raise RunError(f"'{folder / name}' is missing: it is in 'files' of '{path}'")
+            if name not in record.files:
+                raise RunError(f"'{folder / name}' is of another run: it is not in '{path}'")
+            raise RunError(f"'{folder / name}' is damaged: another checksum is in '{path}'")
+        return record
+
+    def _checksums(self, folder: Path) -> dict[str, str]:
+        """Checksum of every file of the run by its path, other than ``run.json``."""
+        found, seeds = {}, {None, *(str(row["seed"]) for row in self.seeds)}
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder).as_posix()
+            within = _FOLDER.match(name)
+            assert within is not None
+            known = (name in _FILES or within[0]) and within[2] in seeds
+            if known and path.is_file() and not is_left_over(path.name):
+                found[name] = file_sha256(path)
+        return found
 
 
 def _check_record(data: Mapping[str, Any], where: str) -> None:
-    """Validate the types of all fields documented in `RunRecord`."""
+    """Check type, range and agreement of all fields that `RunRecord` documents."""
     fields = Fields(data, where, RunError)
+    if fields.whole("format") != FORMAT:
+        fields.refuse("format", f"{FORMAT}, which this version reads")
+    if unknown := sorted({*data} - {*RunRecord.__dataclass_fields__}):
+        raise RunError(f"'{where}' has the unknown field '{unknown[0]}'")
     fields.text("model")
-    if "status" in data:
-        fields.text("status")
-    fields.inner("protocol")
-    selection, zoo = fields.inner("selection"), fields.inner("zoo")
+    fields.text("status")
+    _check_zoo(fields)
+    if fields.known("num_parameters"):
+        fields.whole("num_parameters")
+    if fields.known("table"):
+        for name in ("table", "row", "column"):
+            fields.inner("table").text(name)
+    target = Target.from_json(data["target"] if fields.known("target") else None, where)
+    files, seeds = fields.inner("files"), fields.inner_items("seeds")
+    for name in files.data:
+        files.text(name)
+    results = bool(fields.inner("summary").data)
+    if results != bool(seeds):
+        fields.refuse("seeds" if results else "summary", "the results of every seed")
+    if results and data["status"] != "done":
+        fields.refuse("status", "'done' of a run with results")
+    _check_choices(fields, results)
+    if results:
+        numbers = [_check_seed(row, target) for row in seeds]
+        if len({*numbers}) < len(numbers):
+            fields.refuse("seeds", "different seeds")
+        _check_kept(fields, numbers, target)
+        _check_summary(fields, target)
+
+
+def _check_zoo(fields: Fields) -> None:
+    zoo = fields.inner("zoo")
+    if len({"architecture", "architectures", "families"} & {*zoo.data}) != 1:
+        names = "'zoo.architecture', 'zoo.architectures' and 'zoo.families'"
+        fields.refuse("zoo", f"an object with one of {names}")
     for name in ("name", "task"):
-        if name in zoo.data:
-            zoo.text(name)
+        zoo.text(name)
+    for name in ("networks", "runs"):
+        zoo.whole(name)
+    zoo.choice("seeds", (*SEED_KINDS, UNKNOWN_SEEDS))
     if "families" in zoo.data:
         families = zoo.inner("families")
         for name in families.data:
-            families.whole(name)
-    if "architecture" in zoo.data:
-        check_sizes(zoo.inner("architecture"))
-    if "architectures" in zoo.data:
+            families.whole(name, 1)
+        if not families.data:
+            zoo.refuse("families", "the families of its networks")
+    elif "architectures" in zoo.data:
         architectures = zoo.inner("architectures")
         for name in architectures.data:
             check_sizes(architectures.inner(name))
-        if "left_out" in selection.data:
-            selection.items("left_out")
-    if fields.has("num_parameters"):
-        fields.whole("num_parameters")
-    for name in ("table", "target"):
-        if fields.has(name):
-            fields.inner(name)
-    for row in fields.inner_items("seeds") if "seeds" in data else []:
-        row.whole("seed")
-        _check_numbers(row, "tau tau_low tau_high r2 mae seconds val_tau best_epoch")
-        _check_numbers(row, "accuracy auroc calibration_error")
-    if "summary" in data:
-        widest = math.inf if fields.has("target") else 1.0
-        _check_summary(fields.inner("summary"), widest)
+    else:
+        check_sizes(zoo.inner("architecture"))
 
 
-def _check_summary(summary: Fields, widest: float) -> None:
-    _check_numbers(summary, "tau tau_se tau_together r2 mae coverage")
-    _check_numbers(summary, "accuracy accuracy_se auroc calibration_error chance")
-    for name, most in (("level", 1.0), ("radius", widest)):
-        if name in summary.data:
-            summary.number(name, 0.0, most)
-    for name in ("kinds", "left_out"):
-        if name in summary.data:
-            by_size = summary.inner(name)
-            for figures in map(by_size.inner, by_size.data):
-                figures.whole("networks")
-                _check_numbers(figures, "tau tau_se r2 mae coverage")
-    if "widening" in summary.data:
-        widening = summary.inner("widening")
-        for name in widening.data:
-            widening.number(name, 1.0, MAX_WIDENING)
-    if "shift" in summary.data:
+def _check_choices(fields: Fields, results: bool) -> None:
+    """Check how networks were selected and predictors trained."""
+    selection, protocol, zoo = (fields.inner(name) for name in ("selection", "protocol", "zoo"))
+    _check_numbers(selection, "min_accuracy", "augment")
+    if selection.known("percent"):
+        selection.whole("percent")
+    if "max_train" in selection.data:
+        selection.whole("max_train", 1)
+    for name in ("epochs", "batch"):
+        protocol.whole(name, 1)
+    protocol.whole("warmup")
+    _check_numbers(protocol, "lr final_lr")
+    if not results:
+        return
+    for name in PARTS:
+        selection.whole(name, 1)
+    protocol.inner("options")
+    if protocol.known(IDENTITY):
+        protocol.text(IDENTITY)
+    if "architectures" in zoo.data:
+        sizes, kinds = {*zoo.inner("architectures").data}, selection.inner("kinds")
+        left_out = {*selection.each("left_out", Fields.text)}
+        for size in kinds.data:
+            for part in ("left out",) if size in left_out else PARTS:
+                kinds.inner(size).whole(part)
+        listed = f"'zoo.architectures', {', '.join(sorted(sizes))}"
+        if sizes != {*kinds.data}:
+            selection.refuse("kinds", f"the sizes of {listed}")
+        if not left_out < sizes:
+            selection.refuse("left_out", f"some of {listed}")
+
+
+def _check_seed(row: Fields, target: Target) -> int:
+    if target.kind == "class":
+        _check_numbers(row, "accuracy calibration_error seconds", "auroc")
+    else:
+        _check_numbers(row, "tau tau_low tau_high mae seconds", "r2")
+        if row.known("best_epoch"):
+            row.whole("best_epoch", 1)
+            row.number("val_tau")
+    return row.whole("seed")
+
+
+def _check_kept(fields: Fields, seeds: list[int], target: Target) -> None:
+    """Check that predictors are kept of all seeds and classes, or of none."""
+    found = map(_FOLDER.match, fields.inner("files").data)
+    kept = {match.groups() for match in found if match is not None and match[2] is not None}
+    outputs = [str(target.classes.index(name)) for name in target.outputs]
+    classes: list[str | None] = [*outputs] or [None]
+    if kept and kept != {(each, str(seed)) for each in classes for seed in seeds}:
+        fields.refuse("seeds", "those of the predictors in 'files', of each class of the target")
+
+
+def _check_summary(fields: Fields, target: Target) -> None:
+    summary, files, zoo = (fields.inner(name) for name in ("summary", "files", "zoo"))
+    if target.kind == "class":
+        _check_numbers(summary, "accuracy calibration_error chance", "auroc accuracy_se")
+        _check_numbers(summary.inner("together"), "accuracy calibration_error", "auroc")
+    else:
+        _check_numbers(summary, "tau tau_together mae", "r2 tau_se")
+    summary.number("coverage", 0.0, 1.0)
+    summary.number("level", 0.0, 1.0)
+    summary.number("radius", 0.0, math.inf if target.kind == "number" else 1.0)
+    if any(name.endswith(DISTANCE_FILE) for name in files.data):
         shift = summary.inner("shift")
         shift.number("usual", 0.0, shift.number("unusual"))
         shift.number("low", most=shift.number("high"))
         shift.number("factor", 1.0)
+    if "guarded" in summary.data:
+        guarded = summary.inner("guarded")
+        _check_numbers(guarded, "tau mae coverage warned", "r2")
+        for name in ("train", "val"):
+            guarded.inner("damaged").whole(name)
+        if "zoo" in guarded.data:
+            guarded.text("zoo")
+    if "agreement" in summary.data:
+        agreement = summary.inner("agreement")
+        _check_numbers(agreement, "max_condition", "float32 float64")
+        agreement.whole("networks")
+    if "architectures" in zoo.data:
+        summary.number("tau_within")
+        left_out = {*fields.data["selection"]["left_out"]}
+        trained = zoo.inner("architectures").data.keys() - left_out
+        for name, sizes in (("kinds", trained), ("left_out", left_out)):
+            by_size = summary.inner(name)
+            if {*by_size.data} != {*sizes}:
+                summary.refuse(name, f"figures of {', '.join(sorted(sizes)) or 'no size'}")
+            for figures in map(by_size.inner, by_size.data):
+                figures.whole("networks")
+                _check_numbers(figures, "tau mae", "r2 tau_se")
+                if name == "left_out":
+                    figures.number("coverage", 0.0, 1.0)
+        widening = summary.inner("widening")
+        for name in widening.data:
+            widening.number(name, 1.0, MAX_WIDENING)
 
 
-def _check_numbers(fields: Fields, names: str) -> None:
-    """Check numbers that may be missing; a single seed has NaN or null as its standard error."""
-    for name in names.split():
-        value = fields.data.get(name)
-        missing = value is None if name in NULLABLE else name not in fields.data
-        if not missing and not (isinstance(value, float) and math.isnan(value)):
-            fields.number(name)
+def _check_numbers(fields: Fields, names: str = "", null: str = "") -> None:
+    """Check numbers, all of which must be there; those of ``null`` may be null."""
+    for name in [*names.split(), *filter(fields.known, null.split())]:
+        fields.number(name)
 
 
 def find_runs(folders: list[Path]) -> Iterator[Path]:
@@ -307,34 +418,16 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         raise RunError(f"'{path}' is not readable: {error}") from error
     entries = []
     for number, line in enumerate(lines, 1):
+        where = f"{path}, line {number}"
         try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            entry = parse_object(line, where, RunError, strict=True)
+        except RunError:
             if number == len(lines):
                 break
-            raise RunError(f"'{path}', line {number}: {error}") from error
-        fields = Fields(entry, f"{path}, line {number}", RunError)
+            raise
+        fields = Fields(entry, where, RunError)
         for name in ("seed", "epoch"):
             fields.whole(name)
-        for name in LOG_NUMBERS:
-            if type(entry.get(name)) is not float:  # NaN where a training diverged
-                fields.number(name)
+        _check_numbers(fields, null=" ".join(LOG_NUMBERS))  # null where a training diverged
         entries.append(entry)
     return entries
-
-
-def write_events(run: Path) -> Path:
-    """Write the log of a run as TensorBoard events, ``RUN/tensorboard/seed-K``."""
-    with needs_extra(RunError, "tensorboard", "tensorboard", "writing TensorBoard events"):
-        from torch.utils.tensorboard import SummaryWriter
-    log = run / LOG_FILE
-    if not log.is_file():
-        raise RunError(f"'{run}' has no {LOG_FILE}: trees have no epochs to show")
-    lines = read_log(log)
-    out = run / "tensorboard"
-    for seed in sorted({line["seed"] for line in lines}):
-        with SummaryWriter(str(out / f"seed-{seed}")) as writer:
-            for line in (x for x in lines if x["seed"] == seed):
-                for key in LOG_NUMBERS:
-                    writer.add_scalar(key, line[key], line["epoch"])
-    return out

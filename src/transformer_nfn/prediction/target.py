@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from transformer_nfn.errors import RunError
 from transformer_nfn.io.json_fields import Fields
-from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo
 from transformer_nfn.zoo.targets import TEST_ACCURACY, is_accuracy, names_accuracy
 
@@ -163,24 +163,19 @@ class Target:
         """Read what `to_json` wrote; runs without a target are about accuracy."""
         if data is None:
             return Target()
-        fields = Fields(data, where, RunError)
-        kind = fields.text("kind")
-        if kind not in ("share", "number", "class"):
-            raise RunError(f"'{where}': 'kind' expected share, number or class, found {kind!r}")
-        scale = fields.number("scale")
+        fields = Fields(data, where, RunError, "target")
+        kind = fields.choice("kind", ("share", "number", "class"))
+        column, centre, scale = (
+            fields.text("column"), fields.number("centre"), fields.number("scale"),
+        )  # fmt: skip
         if not scale > 0:
-            raise RunError(f"'{where}': 'scale' expected a number above 0, found {scale:g}")
-        classes = tuple(str(name) for name in fields.items("classes"))
-        if kind == "class" and len(classes) < 2:
-            raise RunError(f"'{where}': 'classes' expected at least two, found {len(classes)}")
-        return Target(
-            fields.text("column"),
-            kind,  # type: ignore[arg-type]
-            fields.number("centre"),
-            scale,
-            data.get("logarithmic") is True,
-            classes,
-        )
+            fields.refuse("scale", "a number above 0")
+        if type(data.get("logarithmic")) is not bool:
+            fields.refuse("logarithmic", "true or false")
+        classes = tuple(fields.each("classes", Fields.text))
+        if len({*classes}) < max(len(classes), 2 * (kind == "class")):
+            fields.refuse("classes", "different names, two or more where classes are predicted")
+        return Target(column, kind, centre, scale, data["logarithmic"], classes)  # type: ignore[arg-type]
 
 
 ACCURACY = Target()

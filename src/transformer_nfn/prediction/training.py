@@ -17,7 +17,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.io.files import write_text
-from transformer_nfn.io.json_fields import parse_object
+from transformer_nfn.io.json_fields import json_text, parse_object
 from transformer_nfn.io.tensor_files import read_tensors, write_tensors
 from transformer_nfn.models import map_network
 from transformer_nfn.prediction.cuda_graphs import GraphSteps
@@ -457,7 +457,7 @@ def train_seeds(
     if folder is not None and state is not None and state.is_file():
         trainer.load(state, execution.identity)
         lines = read_log(folder / LOG_FILE) if (folder / LOG_FILE).is_file() else []
-        log = [json.dumps(line) for line in lines if line["epoch"] <= trainer.epoch]
+        log = [json_text(line) for line in lines if line["epoch"] <= trainer.epoch]
     saved = time.monotonic()
     for seed in trainer.start():
         if report is not None and trainer.strategy.start_note:
@@ -473,7 +473,7 @@ def train_seeds(
         epoch = trainer.epoch
         for seed, tau in zip(seeds, taus, strict=True):
             line = {"seed": seed, "epoch": epoch, "loss": loss, "val_tau": tau, "lr": rate}
-            log.append(json.dumps(line))
+            log.append(json_text(line))
         if report is not None:
             mean = sum(taus) / len(taus)
             report({"epoch": epoch, "epochs": protocol.epochs, "loss": loss, "val_tau": mean})

@@ -23,9 +23,8 @@ from transformer_nfn.models.whole_network import whole_invariants
 from transformer_nfn.models.whole_network.model import INVARIANTS
 from transformer_nfn.models.whole_network.probes import MAX_TOKENS
 from transformer_nfn.prediction.data import Dataset, Parts, SizeGroups
-from transformer_nfn.prediction.runs import CONFIGURATION, RunError
+from transformer_nfn.prediction.runs import CONFIGURATION, DIGESTS_FILE, DISTANCE_FILE, RunError
 
-DISTANCE_FILE = "training_distance.safetensors"
 MAX_NETWORKS = 1024
 """Training networks that are kept: more would make files of many megabytes."""
 QUANTILE = 0.99
@@ -33,7 +32,6 @@ SLACK = 1.25
 ANY_SIZE, COUNT = "any_size", "networks"
 """Metadata of the file."""
 _TENSORS = ("rows", "mean", "std", "limit")
-DIGESTS_FILE = "trained_on.safetensors"
 Standing = Literal["unseen", "trained", "selected"]
 """Of a network: new to the predictor, trained on, or used to choose its best epoch."""
 

@@ -61,12 +61,11 @@ class TrainedSizes:
     @staticmethod
     def of(record: RunRecord) -> TrainedSizes:
         """Read the sizes of a run from its record."""
-        families = record.zoo.get("families")
-        known = () if families else record.architectures
-        sizes = tuple(NetworkSizes.from_json(values) for values in known)
-        widening = record.summary.get("widening", {})
-        target = Target.from_json(record.target, "the run's record")
-        return TrainedSizes(sizes, record.radius, widening, target)
+        sizes = tuple(map(NetworkSizes.from_json, record.architectures))
+        summary = record.summary
+        return TrainedSizes(
+            sizes, summary["radius"], summary.get("widening", {}), record.predicts
+        )
 
     @property
     def first(self) -> NetworkSizes:

@@ -95,7 +95,7 @@ class Baseline:
 
     predicted: float
     networks: int
-    r2: float
+    r2: float | None
     mae: float
 
 

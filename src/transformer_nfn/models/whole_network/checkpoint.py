@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformer_nfn.models.checkpoint_batch import DESCRIPTIONS
 from transformer_nfn.models.network import paper_block
 from transformer_nfn.models.pretrained import Pretrained
-from transformer_nfn.models.statistics import fit_ridge, mean_and_scale
+from transformer_nfn.models.statistics import bounded, fit_ridge, mean_and_scale
 from transformer_nfn.models.whole_network.checkpoint_probes import (
     MOST_TOKENS,
     ImageProbes,
@@ -244,10 +244,10 @@ class WholeCheckpoint(WholeNetwork):
     ) -> Iterator[tuple[nn.Module, Tensor]]:
         if self.output_head is not None:
             x = (network[OUTPUTS] - self.out_mean) * self.out_scale
-            yield self.output_head, x.clamp(-FARTHEST, FARTHEST)
+            yield self.output_head, bounded(x, FARTHEST)
         if self.invariant_head is not None:
             x = (network[INVARIANTS] - self.mean) * self.scale
-            yield self.invariant_head, x.clamp(-FARTHEST, FARTHEST)
+            yield self.invariant_head, bounded(x, FARTHEST)
 
     def _with_outputs(
         self, network: Mapping[str, Any], positions: Tensor | None

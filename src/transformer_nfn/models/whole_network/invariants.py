@@ -193,13 +193,17 @@ def _spectrum(x: Tensor, entries: int) -> Tensor:
 
 
 def eigenvalues(gram: Tensor) -> Tensor:
-    """Eigenvalues of symmetric matrices; a GPU solver fails on some that a CPU's solves."""
-    values: Tensor
+    """Eigenvalues of symmetric matrices, NaN of those that are not finite.
+
+    A GPU solver fails on some that a CPU's solves.
+    """
+    finite = gram.isfinite().all((-2, -1))
+    gram = torch.where(finite[..., None, None], gram, 0)
     try:
         values = torch.linalg.eigvalsh(gram)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         values = torch.linalg.eigvalsh(gram.cpu()).to(gram.device)
-    return values
+    return torch.where(finite[..., None], values, torch.nan)
 
 
 def _over_heads(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from transformer_nfn.functional import sinusoids
 from transformer_nfn.models.network import network_of
-from transformer_nfn.models.statistics import mean_and_scale, signed_log
+from transformer_nfn.models.statistics import bounded, mean_and_scale, signed_log
 from transformer_nfn.models.task_reader import TaskReader
 from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.models.whole_network.probes import (
@@ -182,7 +182,7 @@ class WholeNetwork(TaskReader):
             yield self.output_head, network[OUTPUTS]
         if self.invariant_head is not None:
             x = self.prepared(network, positions)[INVARIANTS]
-            yield self.invariant_head, ((x - self.mean) * self.scale).clamp(-FARTHEST, FARTHEST)
+            yield self.invariant_head, bounded((x - self.mean) * self.scale, FARTHEST)
 
     def _with_outputs(
         self, network: Mapping[str, Any], positions: Tensor | None

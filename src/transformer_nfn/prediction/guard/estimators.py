@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
-from transformer_nfn.models.statistics import mean_and_scale
+from transformer_nfn.models.statistics import bounded, mean_and_scale
 
 CLAMP = 4.0
 """In standard deviations."""
@@ -70,7 +70,7 @@ class Curve:
     def __call__(self, accuracy: Tensor) -> Tensor:
         """Interpolate at accuracies ``[n]``."""
         place = accuracy.double().clamp(0, 1) * (KNOTS - 1)
-        below = place.long().clamp(max=KNOTS - 2)
+        below = place.nan_to_num().long().clamp(max=KNOTS - 2)
         share = place - below
         return (1 - share) * self.values[below] + share * self.values[below + 1]
 
@@ -104,7 +104,7 @@ class Standardizer:
 
     def __call__(self, x: Tensor, clamp: float = CLAMP) -> Tensor:
         """Standardise the columns."""
-        return ((x - self.mean) * self.scale).clamp(-clamp, clamp)
+        return bounded((x - self.mean) * self.scale, clamp)
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,15 @@
-"""Fit of a guard: models from training networks, limits and intervals from validation networks.
-
-For predictors in training, or for those of a finished run.
-"""
+"""Fit of a guard: models from training networks, limits and intervals from validation networks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from transformer_nfn.prediction.data import (
-    DamagedNetworks,
-    Parts,
-    Selection,
-    load_damaged,
-    load_parts,
-)
+from transformer_nfn.prediction.data import DamagedNetworks, Parts
 from transformer_nfn.prediction.guard.estimators import KNOTS, Curve, smoothed_by_others
 from transformer_nfn.prediction.guard.features import (
     DROP,
@@ -36,12 +25,9 @@ from transformer_nfn.prediction.guard.features import (
 from transformer_nfn.prediction.guard.guard import NO_THRESHOLD, Guard, widening
 from transformer_nfn.prediction.guard.responses import agreed_inputs
 from transformer_nfn.prediction.metrics import LEVEL, conformal_radius, highest_quantile, scores
-from transformer_nfn.prediction.predictors import Predictor, load_predictors, mean_prediction
-from transformer_nfn.prediction.probe_search import STEPS
-from transformer_nfn.prediction.runs import RunError, RunRecord
-from transformer_nfn.prediction.training_set import TrainingDigests
-from transformer_nfn.prediction.uncertainty import TrainedSizes
-from transformer_nfn.zoo import NetworkSizes, Zoo
+from transformer_nfn.prediction.predictors import Predictor, mean_prediction
+from transformer_nfn.prediction.runs import RunError
+from transformer_nfn.zoo import NetworkSizes
 
 FALSE_ALARMS = 0.05
 """Share of the healthy networks of a left-out recipe that a score may exceed its limit on."""
@@ -132,49 +118,6 @@ def fit_guard_beside(
         "damaged": damaged.counts,
     }
     return guard, {"guarded": figures}
-
-
-def guard_run(
-    run: Path,
-    zoo: Zoo,
-    damaged: Sequence[Zoo],
-    *,
-    hold_out: Mapping[str, tuple[float, ...]] | None = None,
-    split_seed: int = 0,
-    steps: int = STEPS,
-) -> RunRecord:
-    """Fit a guard for the predictors of a finished run, replacing the one it has.
-
-    Args:
-        run: the folder.
-        zoo: the run's zoo, or another of the same sizes.
-        damaged: damaged copies of its networks, in one zoo or several.
-        hold_out: kinds of damage to ignore.
-        split_seed: as in the training of the run: calibration networks must be new to it.
-        steps: of the search for inputs.
-    """
-    record = RunRecord.read(run)
-    record.check_finished(run)
-    if zoo.sizes != TrainedSizes.of(record).first:
-        raise RunError(f"'{zoo.path}' holds networks of other sizes than '{run}' was trained on")
-    parts = load_parts(zoo, Selection(split_seed=split_seed))
-    digests = TrainingDigests.load(run)
-    for name, part in (("validation", parts.val), ("test", parts.test)):
-        trained = digests.standings(part, zoo.metadata["task"]["name"]).count("trained")
-        if trained:
-            raise RunError(
-                f"'{run}' was trained on {trained} of the {len(part)} {name} networks of "
-                f"'{zoo.path}' with split seed {split_seed}: a guard needs networks new to it"
-            )
-    copies = reduce(
-        DamagedNetworks.joined, [load_damaged(each, zoo, parts, hold_out) for each in damaged]
-    )
-    guard, figures = fit_guard_beside(load_predictors(run, record), parts, copies, zoo.sizes, steps)
-    figures["guarded"]["zoo"] = zoo.path.name
-    record = replace(record, summary={**record.summary, **figures})
-    guard.save(run)
-    record.write(run)
-    return record
 
 
 def fit_features(

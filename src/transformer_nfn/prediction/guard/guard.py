@@ -34,10 +34,9 @@ from transformer_nfn.prediction.guard.estimators import (
     unflatten,
 )
 from transformer_nfn.prediction.guard.responses import COUNT, input_shape, responses
-from transformer_nfn.prediction.runs import RunError
+from transformer_nfn.prediction.runs import GUARD_FILE, RunError
 from transformer_nfn.zoo import NetworkSizes
 
-GUARD_FILE = "guard.safetensors"
 SCORES = 3
 BLEND_FROM, BLEND_TO = 1.2, 1.6
 """Second-largest scores at which the estimate begins to count, and replaces the value."""

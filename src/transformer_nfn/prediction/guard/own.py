@@ -31,13 +31,12 @@ from transformer_nfn.prediction.guard.estimators import HealthyDistance, flatten
 from transformer_nfn.prediction.metrics import highest_quantile
 from transformer_nfn.prediction.own_networks import model_features
 from transformer_nfn.prediction.recipe_shift import recipe_labels, target_thirds
-from transformer_nfn.prediction.runs import RunError, RunRecord
+from transformer_nfn.prediction.runs import OWN_GUARD_FILE, RunError
 from transformer_nfn.prediction.training_set import TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import random_folds
 from transformer_nfn.zoo import ModelZoo
 from transformer_nfn.zoo.training.damage import damage_generator, pruned, shuffled
 
-OWN_GUARD_FILE = "own_guard.safetensors"
 FALSE_ALARMS = 0.05
 """Share of healthy networks that may be warned of."""
 MIN_NETWORKS = 20
@@ -156,29 +155,10 @@ def invariants_of(data: Dataset) -> Tensor:
     return cast("Mapping[str, Tensor]", data.network)[FEATURES].double().cpu()
 
 
-def guard_own_run(
-    run: Path, record: RunRecord, zoo: ModelZoo, train: Dataset, report: Report | None = None
-) -> None:
-    """Fit a guard for a finished run, unless it has one or predicts classes.
-
-    Args:
-        run: the folder.
-        record: of the run.
-        zoo: that it was trained on.
-        train: its training networks.
-        report: called after every network.
-    """
-    if train.target.kind == "class" or (run / OWN_GUARD_FILE).is_file():
-        return
-    guard = fit_own_guard(zoo, train, record.radius, report)
-    if guard is not None:
-        guard.save(run)
-
-
 def fit_own_guard(
     zoo: ModelZoo, train: Dataset, radius: float, report: Report | None = None
 ) -> OwnGuard | None:
-    """Fit a guard to the training networks of a zoo; None if these are too few.
+    """Fit a guard to the training networks of a zoo; None if these are too few, or have classes.
 
     Args:
         zoo: that holds them.
@@ -186,6 +166,8 @@ def fit_own_guard(
         radius: half the width of the predictor's intervals.
         report: called after every network.
     """
+    if train.target.kind == "class":
+        return None
     floor = float(train.truth.min()) + radius if train.target.kind == "share" else -1e300
     network: Any = {FEATURES: invariants_of(train)}
     train = replace(train, network=network, accuracy=train.accuracy.cpu())
