@@ -72,7 +72,7 @@ def test_every_caption_says_whose_seeds_the_networks_have(tmp_path):
     assert len(captions) >= 4
     assert all(f"Zoo: MNIST, 60 networks, {words}." in caption for caption in captions)
     assert f"ranks the test networks · MNIST, 60 networks, {words}" in text
-    assert f"<td>mnist, {words}</td>" in text, "also in the list of all runs"
+    assert f"<td>MNIST, 60 networks, {words}</td>" in text, "also in the list of all runs"
 
 
 def test_zoos_of_both_kinds_are_never_compared_with_each_other(tmp_path):

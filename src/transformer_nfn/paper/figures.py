@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformer_nfn.errors import needs_extra
 from transformer_nfn.io.files import blank_figure, save_figure
-from transformer_nfn.paper.gather import gather, model_order
-from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name
+from transformer_nfn.paper.gather import gather
+from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name, model_order
 from transformer_nfn.paper.table_text import curve_lines, lay_out, mean_tau
 from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
 

@@ -13,7 +13,6 @@ import numpy as np
 from transformer_nfn.paper.numbers import (
     LEARNING_CURVE,
     MIXED,
-    MODEL_NAMES,
     PAPER_TABLES,
     TABLE_3,
     TABLE_5,
@@ -21,6 +20,7 @@ from transformer_nfn.paper.numbers import (
     TRANSFER,
     WHOLE,
     model_name,
+    model_order,
 )
 from transformer_nfn.paper.table_text import (
     TableView,
@@ -243,12 +243,6 @@ def gather(folders: Iterable[Path]) -> Study:
         tables=[view for name in (*PAPER_TABLES, MIXED.name) for view in filled(name)],
         curves={view.zoo: view for view in filled(LEARNING_CURVE.name)},
     )
-
-
-def model_order(model: str) -> int:
-    """Position of a model in lists: known models first, in a fixed order."""
-    known = list(MODEL_NAMES)
-    return known.index(model) if model in known else len(known)
 
 
 def _compared(runs: list[Run]) -> list[Run]:

@@ -376,3 +376,9 @@ def quoted(key: str) -> str:
 def model_name(model: str) -> str:
     """Display name of a predictor."""
     return MODEL_NAMES.get(model, model)
+
+
+def model_order(model: str) -> int:
+    """Position of a model in lists: known models first, in a fixed order."""
+    known = list(MODEL_NAMES)
+    return known.index(model) if model in known else len(known)

@@ -18,7 +18,6 @@ from transformer_nfn.paper.numbers import (
     LEARNING_CURVE,
     LEFT_OUT,
     MIXED,
-    MODEL_NAMES,
     NOTHING,
     TABLE_5,
     TABLE_7,
@@ -30,6 +29,7 @@ from transformer_nfn.paper.numbers import (
     largest_change,
     mean_text,
     model_name,
+    model_order,
     table_named,
     table_of,
 )
@@ -327,8 +327,7 @@ def _add_changes(view: TableView) -> None:
 
 def _arrange_curve(view: TableView) -> None:
     """Models in a fixed order, ascending numbers of networks, and the number behind "all"."""
-    order = [*MODEL_NAMES, *view.rows]
-    view.rows = {row: view.rows[row] for row in sorted(view.rows, key=order.index)}
+    view.rows = {row: view.rows[row] for row in sorted(view.rows, key=model_order)}
     sizes = {n: int(n) if n.isdecimal() else float("inf") for n in view.columns}
     view.columns = {
         n: f"{size:,}" if n.isdecimal() else n.capitalize()

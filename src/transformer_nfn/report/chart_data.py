@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.paper.gather import Run, Study, model_order
-from transformer_nfn.paper.numbers import model_name
+from transformer_nfn.paper.gather import Run, Study
+from transformer_nfn.paper.numbers import model_name, model_order
 from transformer_nfn.paper.table_text import (
     TableView,
     curve_lines,

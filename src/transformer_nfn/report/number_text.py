@@ -12,9 +12,8 @@ from decimal import ROUND_HALF_UP, Decimal
 from html import escape
 from typing import Any
 
-import numpy as np
-
 from transformer_nfn.paper.table_text import finite
+from transformer_nfn.report.held_out import plain
 
 NOTHING = '<span class="none">–</span>'
 
@@ -68,15 +67,14 @@ def threshold(value: Any) -> str:
 
 def setting(value: Any) -> str:
     """A value of a configuration in the shortest form, the same as in the charts."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or (isinstance(value, float) and not np.isfinite(value)):
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False)
+    value = plain(value)
+    if value is None:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, float):
-        return _short(value)
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
+    return _short(value) if isinstance(value, float) else str(value)
 
 
 def network_name(zoo: str, place: str | None, run: Any = None) -> str:

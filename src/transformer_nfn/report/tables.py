@@ -9,7 +9,6 @@ from html import escape
 
 import numpy as np
 
-from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.paper.gather import Run, ZooStudy
 from transformer_nfn.paper.numbers import mean_text
 from transformer_nfn.paper.table_text import (
@@ -20,10 +19,8 @@ from transformer_nfn.paper.table_text import (
     mean_tau,
     place,
     seeds_together,
-    zoo_seeds,
 )
 from transformer_nfn.prediction.runs import IDENTITY
-from transformer_nfn.prediction.target import ACCURACY_COLUMN
 from transformer_nfn.report.findings import (
     ALWAYS_THE_MEAN,
     Baseline,
@@ -219,9 +216,7 @@ def paper_table(key: str, view: TableView) -> str:
         for j, column in enumerate(view.columns):
             ours, printed = view.ours.get((row, column)), view.paper.cell(row, column)
             theirs = f'<span class="paper">{escape(printed.text)}</span>' if printed else ""
-            empty = ours is None and not printed
-            text = _our_text(f"{key}.r{i}.c{j}", ours, row in view.best(column)) + theirs
-            cells.append(NOTHING if empty else text)
+            cells.append(_our_text(f"{key}.r{i}.c{j}", ours, row in view.best(column)) + theirs)
         rows.append(_row(quoted(label), cells))
     here = f" Here: {quoted(view.zoo)}." if view.zoo else ""
     caption = f"<b>{quoted(paper.heading)}.</b> {quoted(paper.title)}.{here}"
@@ -294,7 +289,7 @@ def runs_table(runs: list[Run]) -> str:
         tau = mean_text(*mean_tau(record))
         parts = " / ".join(count(chosen.get(part)) for part in ("train", "val", "test"))
         cells = [
-            quoted(_zoo_name(run)),
+            quoted(run.label),
             quoted(where) if where else NOTHING,
             quoted(threshold(chosen.get("min_accuracy"))),
             quoted(setting(chosen.get("augment"))),
@@ -306,14 +301,6 @@ def runs_table(runs: list[Run]) -> str:
         rows.append(_row(quoted(run.name), cells))
     head = ["Model", "Zoo", "Cell", "Accuracy from", "Augmented", "Train / val / test", "τ"]
     return table(f"All {shown('runs', f'{len(runs):,}')} runs", head, rows, "numbers")
-
-
-def _zoo_name(run: Run) -> str:
-    zoo, kind = run.record.zoo, zoo_seeds(run.record)
-    words = [str(zoo.get("name") or zoo.get("task") or "")]
-    words += [] if kind is None else [seeds_text(kind)]
-    words += [] if run.target.column == ACCURACY_COLUMN else [run.target.what]
-    return ", ".join(words)
 
 
 def protocol_table(runs: list[Run]) -> str:
