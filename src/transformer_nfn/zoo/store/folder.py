@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import fcntl
 import hashlib
@@ -192,21 +191,35 @@ def check_metadata(fields: Fields, where: str) -> None:
     elif "seeds" in fields.data:
         fields.choice("seeds", SEED_KINDS)
     recipe = fields.inner("recipe")
-    recipe.whole("batch", 1)
-    recipe.choice("select", SELECTIONS)
+    # The authors' files do not state the others.
+    stated = recipe.data.keys() & {"epochs", "precision", "percents"}
+    check_recipe(recipe, whole=origin == "build" or bool(stated))
     if origin == "build":
         _check_plan(fields)
-    # The authors' files do not state these.
-    if origin == "build" or recipe.data.keys() & {"epochs", "precision", "percents"}:
-        recipe.whole("epochs", 1)
-        recipe.choice("precision", PRECISIONS)
-        percents = recipe.each("percents", lambda items, name: items.whole(name, 1, 100))
-        if "until" in recipe.data and recipe.data["until"] not in percents:
-            recipe.refuse("until", f"one of {', '.join(map(str, percents))}")
     if origin == "damage":
         fields.inner("damage")
     if fields.has("positions"):
-        _check_positions(fields.text("positions"), sizes, where)
+        table = sizes.positions().numpy().ravel()
+        try:
+            data = base64.b64decode(fields.text("positions"), validate=True)
+            stored = np.frombuffer(data, dtype=np.float32)
+        except ValueError:
+            stored = np.empty(0, np.float32)
+        if stored.size != table.size or not np.allclose(stored, table, atol=1e-4):
+            fields.refuse("positions", f"the fixed sinusoids of {sizes.tokens} tokens in base64")
+
+
+def check_recipe(recipe: Fields, *, whole: bool = True) -> None:
+    """Validate the training parameters of a zoo; where not whole, those of imported networks."""
+    recipe.whole("batch", 1)
+    recipe.choice("select", SELECTIONS)
+    if not whole:
+        return
+    recipe.whole("epochs", 1)
+    recipe.choice("precision", PRECISIONS)
+    percents = recipe.each("percents", lambda items, name: items.whole(name, 1, 100))
+    if "until" in recipe.data and recipe.data["until"] not in percents:
+        recipe.refuse("until", f"one of {', '.join(map(str, percents))}")
 
 
 def _check_plan(fields: Fields) -> None:
@@ -220,18 +233,6 @@ def _check_plan(fields: Fields) -> None:
         fields.refuse("runs", f"{len(runs)}, the runs of 'plan'")
     if len(set(runs)) < len(runs) or not all(map(_RUN.fullmatch, runs)):
         fields.refuse("plan", "runs of the grid, 00000 to 15999, each once")
-
-
-def _check_positions(text: str, sizes: NetworkSizes, where: str) -> None:
-    expected = sizes.positions().numpy()
-    try:
-        stored = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.float32)
-    except (binascii.Error, ValueError) as error:
-        raise StoreError(f"'{where}': 'positions' is not base64 ({error})") from error
-    if stored.size != expected.size or not np.allclose(stored, expected.ravel(), atol=1e-4):
-        raise StoreError(
-            f"'{where}': 'positions' expected the fixed sinusoids of {sizes.tokens} tokens"
-        )
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.sizes import NetworkSizes
-from transformer_nfn.zoo.store.folder import PRECISIONS, SELECTIONS
+from transformer_nfn.zoo.store.folder import check_recipe
 from transformer_nfn.zoo.training import randomness
 from transformer_nfn.zoo.training.backends import choose_runner
 from transformer_nfn.zoo.training.grid import Config
@@ -53,19 +54,7 @@ class Recipe:
     until: int = 100
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ZooError(f"epochs must be at least 1, found {self.epochs}")
-        if self.batch < 1:
-            raise ZooError(f"batch must be at least 1, found {self.batch}")
-        if self.precision not in PRECISIONS:
-            raise ZooError(
-                f"precision must be float32, tf32 or bf16, found '{self.precision}'"
-            )
-        if self.select not in SELECTIONS:
-            raise ZooError(f"best must be selected on 'held' or 'test', found '{self.select}'")
-        if self.until not in self.percents:
-            kept = ", ".join(map(str, self.percents))
-            raise ZooError(f"until must be a checkpoint ({kept} percent), found {self.until}")
+        check_recipe(Fields(self.to_json(), "the recipe", ZooError))
 
     @property
     def epochs_trained(self) -> int:
