@@ -49,7 +49,7 @@ def build(folder: Path) -> None:
     """Writes one of everything below ``folder``."""
     _zoo(folder / "zoo")
     for model, options in RUNS.items():
-        experiment = Experiment(model, [0], Protocol(epochs=2), options, {"percent": 75})
+        experiment = Experiment(model, [0], Protocol(epochs=2), options, Selection().to_json())
         train_run(ABOUT, parts(), experiment, folder / "runs" / model)
     _interrupted(folder)
     _mixed(folder / "mixed")
