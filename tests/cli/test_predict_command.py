@@ -1,18 +1,24 @@
 """`tnfn predict` reads everything that is named, or says what it leaves out."""
 
 import io
+import json
+import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from unittest import mock
 
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.cli.experiment_progress import networks_bar
 from transformer_nfn.cli.network_tables import predictions_table, rows_table
+from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.networks import resolve_networks
 from transformer_nfn.prediction.evaluate import evaluate
@@ -326,3 +332,72 @@ def test_networks_of_other_sizes_are_listed_and_refused_in_a_sentence(tmp_path: 
     (network,) = resolve_networks([file])
     found = load_network(network, zoo.sizes, [Predictor("any", None)])
     assert (found.sizes, found.left_out) == (zoo.sizes, ())
+
+
+FEW = (1e6, 1e12, math.nan)
+MANY = (1.0, 1e3, 1e6, 1e8, 1e12, 1e16, 1e19, 1e25, 1e38, math.inf, math.nan)
+
+
+@pytest.mark.parametrize(
+    ("run", "guarded", "scales"),
+    [
+        ("mnist-boosting", True, FEW),
+        ("ag-news-boosting", False, FEW),
+        *(
+            pytest.param(run, guarded, MANY, marks=pytest.mark.nightly)
+            for run in ("mnist-boosting", "ag-news-boosting", "mnist-nfn", "mnist-whole")
+            for guarded in (True, False)
+        ),
+    ],
+)
+def test_no_scale_of_weights_gives_numbers_that_are_not_finite(
+    run: str, guarded: bool, scales: tuple[float, ...], tmp_path: Path
+) -> None:
+    """All tensors, or one: either a finite prediction in its interval, or a refusal by name."""
+    source = CHECKOUT / run
+    if not guarded:
+        shutil.copytree(source, tmp_path / "run", ignore=shutil.ignore_patterns(GUARD_FILE))
+        RunRecord.read(source).write(tmp_path / "run")
+        source = tmp_path / "run"
+    zoo = Zoo.open("ag-news-sample" if run.startswith("ag") else "mnist-sample")
+    named = {name: w[0].float() for name, w in zoo.weights([ROW]).items()}
+    chance, refused = Random(run), 0
+    for scale in scales:
+        for chosen in (set(named), {chance.choice([*named])}):
+            scaled = {name: w * scale if name in chosen else w for name, w in named.items()}
+            save_file(scaled, path := tmp_path / "net.safetensors")
+            done = tnfn("predict", source, path, "--json")
+            if done.returncode:
+                assert (done.returncode, done.stdout) == (2, "")
+                assert f"'{path}'" in done.stderr
+                refused += 1
+                continue
+            (found,) = json.loads(done.stdout)
+            numbers = [found[key] for key in ("low", "value", "high", "novelty", "by_weights")]
+            assert all(isinstance(x, float) and math.isfinite(x) for x in numbers), (scale, numbers)
+            assert numbers[:3] == sorted(numbers[:3])
+    assert len(scales) < refused < 2 * len(scales)
+
+
+def test_a_network_of_huge_weights_is_refused_by_name_and_tensor(
+    state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    huge = {name: w.double() * 1e12 if "pos" not in name else w for name, w in state.items()}
+    torch.save(huge, tmp_path / "net.pt")
+    assert_refused(
+        "holds values beyond 1e+06, with which the network overflows single precision",
+        "predict", RUN, tmp_path / "net.pt",
+    )  # fmt: skip
+    with pytest.raises(TransformerNFNError, match=r"net\.pt': .* beyond 1e\+06"):
+        predict(RUN, tmp_path / "net.pt")
+    weights = Zoo.weights
+
+    def with_a_huge_one(zoo: Zoo, rows: Sequence[int]) -> dict[str, Tensor]:
+        found = {name: w.float() for name, w in weights(zoo, rows).items()}
+        found["blocks.0.W_A"][ROW] *= 1e19
+        return found
+
+    monkeypatch.setattr(Zoo, "weights", with_a_huge_one)
+    sentence = f"mnist-sample#{ROW}': 'blocks.0.W_A' holds values beyond 1e+06"
+    assert_refused(sentence, "evaluate", RUN, "mnist-sample")
+    assert_refused(sentence, "predict", RUN, "mnist-sample", "--json")

@@ -56,7 +56,7 @@ def build(folder: Path) -> None:
     about = ABOUT | {"architecture": ARCH.to_json()}
     parts = Parts(made(40, 0, ARCH), made(16, 1, ARCH), made(16, 2, ARCH))
     for model, options in RUNS.items():
-        experiment = Experiment(model, [0], Protocol(epochs=2), options, {"percent": 75})
+        experiment = Experiment(model, [0], Protocol(epochs=2), options, Selection().to_json())
         train_run(about, parts, experiment, folder / "runs" / model)
     _interrupted(folder)
     _mixed(folder / "mixed")

@@ -1,16 +1,19 @@
 """Predictors on zoos of the user's own checkpoints: from the import to the prediction."""
 
 import json
+import math
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from made_networks import assert_fields_are_checked
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from tnfn_command import as_json, assert_refused, printed
+from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.checkpoints import disguise, open_model
 from transformer_nfn.prediction.own_networks import model_features
+from transformer_nfn.prediction.runs import OWN_GUARD_FILE
 from transformer_nfn.testing import write_example_checkpoint
 from transformer_nfn.zoo import ModelZoo
 
@@ -62,6 +65,13 @@ def test_a_number_is_learned_and_predicted_for_files_and_rows(zoo: Path, tmp_pat
     assert row["value"] == pytest.approx(copy["value"], abs=0.05)
     assert row["guarded"] is True
     assert_fields_are_checked(out, tmp_path / "copy")
+    check_scales(out, tmp_path / "scaled")
+    damaged = bytearray((guard := out / OWN_GUARD_FILE).read_bytes())
+    damaged[-3] ^= 64
+    (tmp_path / "guard").write_bytes(guard.read_bytes())
+    guard.write_bytes(bytes(damaged))
+    assert_refused(f"'{guard}' is damaged", "predict", out, f"{zoo}#3")
+    shutil.copy(tmp_path / "guard", guard)
     shown = printed("predict", out, f"{zoo}#3").split()
     assert "recorded" in shown
     assert not {"run", "configuration"} & {*shown}  # such networks have none
@@ -69,6 +79,24 @@ def test_a_number_is_learned_and_predicted_for_files_and_rows(zoo: Path, tmp_pat
     assert measured["networks"] == NETWORKS
     assert measured["trained_on"] + measured["selected_by"] < NETWORKS
     assert measured["tau"] > 0.5
+
+
+def check_scales(run: Path, folder: Path) -> None:
+    """A checkpoint has a finite prediction at every scale of its weights, or none, by name."""
+    path = write_example_checkpoint(folder)
+    tensors = load_file(path / "model.safetensors")
+    for scale, part in ((1e3, ""), (1e12, "down_proj"), (1e38, ""), (math.nan, "down_proj")):
+        scaled = {name: w * scale if part in name else w for name, w in tensors.items()}
+        save_file(scaled, path / "model.safetensors")
+        done = tnfn("predict", run, path, "--json")
+        if done.returncode:
+            assert (done.returncode, done.stdout) == (2, "")
+            assert str(path) in done.stderr
+        else:
+            (found,) = json.loads(done.stdout)
+            numbers = [found[key] for key in ("low", "value", "high", "novelty")]
+            assert all(math.isfinite(x) for x in numbers)
+            assert numbers[:3] == sorted(numbers[:3])
 
 
 def test_a_class_is_learned(
