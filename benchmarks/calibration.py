@@ -19,17 +19,18 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from scipy.stats import beta, kstest
 
 from transformer_nfn.checkpoints import open_model, relate
-from transformer_nfn.checkpoints.calibration import Strangers, fit_strangers
+from transformer_nfn.checkpoints.calibration import OFFSET, Strangers
 from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.io.files import write_text
 
@@ -145,6 +146,22 @@ def sorted_out(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
             use = CALIBRATION if i < half else HELD_OUT
         out.setdefault(use, []).append(pair)
     return out
+
+
+def fit_strangers(scores: Sequence[tuple[tuple[int, int], float]]) -> Strangers:
+    """Fit the null distribution to scores of strangers, each with the width and depth of its pair.
+
+    A slope that the sizes do not determine is zero.
+    """
+    sizes = np.array([size for size, _ in scores], dtype=float)
+    x = np.log2(sizes)
+    y = np.log(np.maximum([score for _, score in scores], 0.0) + OFFSET)
+    centre = x.mean(0)
+    slopes = np.linalg.lstsq(x - centre, y - y.mean(), rcond=1e-9)[0]
+    location = (float(y.mean() - centre @ slopes), *slopes.tolist())
+    (w, W), (d, D) = ((int(c.min()), int(c.max())) for c in sizes.T)
+    fit = Strangers((w, W), (d, D), location, ())
+    return replace(fit, residuals=tuple(sorted(fit.residual(*pair) for pair in scores)))
 
 
 def fitted(pairs: Iterable[Pair]) -> dict[str, Strangers]:

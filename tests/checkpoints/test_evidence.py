@@ -14,13 +14,13 @@ import torch
 from memory_model import MemoryModel, disguised, noisy
 from scipy.stats import kstest
 
+from calibration import fit_strangers
 from tiny_families import TINY
 from trained.networks import Size, fresh, write
 from transformer_nfn.checkpoints import relate
 from transformer_nfn.checkpoints.calibration import (
     calibrated_families,
     calibrated_test,
-    fit_strangers,
 )
 from transformer_nfn.checkpoints.evidence import chernoff_bound, exact_test
 from transformer_nfn.checkpoints.sketches import Directions

@@ -17,13 +17,11 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
-
-import numpy as np
 
 from transformer_nfn.functional.description import Transformer
 
@@ -43,10 +41,9 @@ class Strangers:
         residuals: of all pairs, in ascending order.
 
     Example:
-        >>> scores = [((32, 2), 0.1), ((32, 2), 0.2), ((64, 2), 0.0), ((64, 2), 0.1)]
-        >>> strangers = fit_strangers(scores)
-        >>> strangers.width, len(strangers.residuals), strangers.p_value((64, 2), 0.3)
-        ((32, 64), 4, 0.2)
+        >>> strangers = Strangers((32, 64), (2, 4), (-2.0, 0.0, 0.0), (-0.5, -0.1, 0.2, 0.4))
+        >>> strangers.p_value((64, 2), 0.3), strangers.covers((128, 2))
+        (0.2, False)
     """
 
     width: tuple[int, int]
@@ -73,22 +70,6 @@ class Strangers:
         """Whether models of this width and depth were among the strangers."""
         limits = (self.width, self.depth)
         return all(low <= x <= high for x, (low, high) in zip(size, limits, strict=True))
-
-
-def fit_strangers(scores: Sequence[tuple[tuple[int, int], float]]) -> Strangers:
-    """Fit the null distribution to scores of strangers, each with the width and depth of its pair.
-
-    A slope that the sizes do not determine is zero.
-    """
-    sizes = np.array([size for size, _ in scores], dtype=float)
-    x = np.log2(sizes)
-    y = np.log(np.maximum([score for _, score in scores], 0.0) + OFFSET)
-    centre = x.mean(0)
-    slopes = np.linalg.lstsq(x - centre, y - y.mean(), rcond=1e-9)[0]
-    location = (float(y.mean() - centre @ slopes), *slopes.tolist())
-    (w, W), (d, D) = ((int(c.min()), int(c.max())) for c in sizes.T)
-    fit = Strangers((w, W), (d, D), location, ())
-    return replace(fit, residuals=tuple(sorted(fit.residual(*pair) for pair in scores)))
 
 
 @cache

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
+from transformer_nfn.checkpoints.symmetries import ValueOutputBasis
 from transformer_nfn.symmetry.rounding import HALF, differing, is_rounding
 
 SHOWN = 4
@@ -36,8 +37,8 @@ class Edit:
         vector: whether it is a bias, a gain or another vector.
 
     Example:
-        >>> print(Edit("0.W_Q", "0", 1, 1024, 0.01, 0.0003))
-        0.W_Q (1 of 1,024 entries, by up to 0.01 of its root mean square)
+        >>> print(Edit("norm.g", "", 1, 1024, 0.01, 0.0003))
+        norm.g (1 of 1,024 entries, by up to 0.01 of its root mean square)
     """
 
     name: str
@@ -91,6 +92,8 @@ class AsStored:
 def compare_stored(A: Model, B: Model) -> AsStored:
     """Compare the tensors that two models have in one shape, bit by bit or up to a cast."""
     edits, rebased = [], []
+    sites = ValueOutputBasis().sites(A.description)
+    carriers = {name for site in sites for name in site.names.values()}
     casts: list[tuple[torch.dtype | None, torch.dtype | None]] = []
     for name in (n for n, shape in A.names.items() if B.names.get(n) == shape):
         a, b = A.stored(name), B.stored(name)
@@ -99,7 +102,7 @@ def compare_stored(A: Model, B: Model) -> AsStored:
         edit = Edit.of(name, block, a, b, mask) if bool(mask.any()) else None
         if edit is not None:
             edits.append(edit)
-        if name.endswith((".W_V", ".W_O")) and bool(a.any() | b.any()):
+        if name in carriers and bool(a.any() | b.any()):
             rebased.append(is_rounding(mask))
         if edit is not None or a.dtype != b.dtype:
             casts.append((_cast(a, b), _cast(b, a)))

@@ -200,9 +200,8 @@ class _Related:
             comparable = A.names[name] == B.names[name] or not name.startswith(KEPT)
             if comparable and not name.startswith(inside):
                 yield _Pair("", "", stored_pair(name, name, A, B, name))
-        heads = [n for n in (A.names.keys() ^ B.names.keys()) if n == "head"]
-        if heads and A.description.tied != B.description.tied:  # one repeats its tokens
-            first, second = ("token", "head") if A.description.tied else ("head", "token")
+        first, second = ("head" if "head" in m.names else "token" for m in (A, B))
+        if first != second and all(Reduced(m).has_head for m in (A, B)):  # one repeats its tokens
             yield _Pair("", "", stored_pair(first, "head", A, B, second))
         for a, b in self.pairs:
             for name in A.names:
