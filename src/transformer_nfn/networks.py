@@ -21,6 +21,7 @@ from torch import Tensor
 from transformer_nfn.checkpoints.families import (
     Model,
     OpenOptions,
+    open_files,
     open_model,
     read_model,
 )
@@ -117,21 +118,25 @@ class Network:
             source = InMemory(self._row(), {SPACE_KEY: self.zoo.space.to_json()})
             family = options if chosen else replace(options, family=NAME)
             return read_model(Checkpoint(self.name, source), Path(self.name), family)
-        if not chosen and not is_adapter(self.path):
-            with Checkpoint.open(self.path) as opened:
-                checkpoint = opened.unwrapped()
-                sizes = zoo_sizes(checkpoint)
-                if sizes is None and SPACE_KEY in opened.metadata:
-                    raise CheckpointError(
-                        f"'{self.name}' is a network of a weight space, which "
-                        "`networks.read_network` reads in Python: expected a checkpoint of a "
-                        "transformer"
-                    )
-                if sizes is not None:
-                    check_positions(self.name, checkpoint, sizes)
-                    if AUTHORS in checkpoint:
-                        options = replace(options, settings={"heads": sizes.heads})
-        return open_model(self.path, options)
+        if chosen or is_adapter(self.path):
+            return open_model(self.path, options)
+        opened = open_files(self.path)
+        try:
+            checkpoint = opened.unwrapped()
+            sizes = zoo_sizes(checkpoint)
+            if sizes is None and SPACE_KEY in opened.metadata:
+                raise CheckpointError(
+                    f"'{self.name}' is a network of a weight space, which `networks.read_network` "
+                    "reads in Python: expected a checkpoint of a transformer"
+                )
+            if sizes is not None:
+                check_positions(self.name, checkpoint, sizes)
+                if AUTHORS in checkpoint:
+                    options = replace(options, settings={"heads": sizes.heads})
+        except BaseException:
+            opened.close()
+            raise
+        return read_model(opened, Path(self.path), options)
 
     def open_file(self) -> Checkpoint:
         """Open the file without wrappers around its names; reads no weights."""

@@ -1,19 +1,26 @@
 """Files and folders as other programs leave them: unwrapped, copied whole or refused by name."""
 
 import json
+import os
 import re
+import shutil
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import tiny_checkpoints
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lora_folders import write_adapter
 from tnfn_command import assert_refused, printed, tnfn
+from transformer_nfn.io import tensor_files
 
 CHECKPOINT_COMMANDS = ("inspect", "disguise", "compare", "diff", "align", "fingerprint", "predict")
 
@@ -104,6 +111,135 @@ def test_a_header_that_begins_like_another_format_is_still_read(tmp_path: Path) 
     done = tnfn("inspect", path)
     assert "ONNX" not in done.stderr
     assert "its tensors are those of no known family" in done.stderr
+
+
+def _header(raw: bytes, size: int = 8) -> bytes:
+    return struct.pack("<Q", len(raw)) + raw + bytes(size)
+
+
+ENTRY = '{"dtype":"F32","shape":[1],"data_offsets":[%d,%d]}'
+FIRST, SECOND = ENTRY % (0, 4), ENTRY % (4, 8)
+ODD: dict[str, tuple[str, bytes, str]] = {
+    "no name": ("x.safetensors", _header(f'{{"":{FIRST},"a":{SECOND}}}'.encode()),
+                "holds a tensor whose name is empty"),
+    "no name in a prefix": ("x.safetensors", _header(f'{{"model.":{FIRST},"model.a":{SECOND}}}'
+                                                     .encode()), "of no known family"),
+    "Latin-1": ("x.safetensors", _header(f'{{"é":{FIRST}}}'.encode("latin-1"), 4), "is not UTF-8"),
+    "half a character": ("x.safetensors", _header(f'{{"\\ud800":{FIRST}}}'.encode(), 4),
+                         "is not UTF-8"),
+    "twice": ("x.safetensors", _header(f'{{"a":{FIRST},"b":{FIRST},"a":{SECOND}}}'.encode()),
+              "'a' stands in it twice"),
+    "shape twice": ("x.safetensors",
+                    _header(f'{{"a":{FIRST}}}'.replace("[1]", '[2],"shape":[1]').encode(), 4),
+                    "'shape' stands in it twice"),
+    "config": ("hub/config.json", b'{"model_type": "gpt2", "n_head": 2, "n_head": 4}',
+               "config.json' is ambiguous: 'n_head' stands in it twice"),
+    "index": ("hub/model.safetensors.index.json",
+              b'{"weight_map": {"a": "b.safetensors", "a": "c.safetensors"}}',
+              "index.json' is ambiguous: 'a' stands in it twice"),
+    "module": ("hub/1_Pooling/config.json", b'{"pooling_mode_mean_tokens": true, '
+               b'"pooling_mode_mean_tokens": false}', "'pooling_mode_mean_tokens' stands in it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_names_are_one_sentence(case: str, gpt2: Path, tmp_path: Path) -> None:
+    name, data, words = ODD[case]
+    shutil.copytree(gpt2, tmp_path / "hub")
+    if case == "index":
+        (tmp_path / "hub/model.safetensors").unlink()
+    if case == "module":
+        (tmp_path / "hub/1_Pooling").mkdir()
+        modules = [{"path": "1_Pooling", "type": "models.Pooling"}]
+        (tmp_path / "hub/modules.json").write_text(json.dumps(modules))
+    (tmp_path / name).write_bytes(data)
+    path = tmp_path / name.split("/")[0]
+    assert_refused(words, "inspect", path)
+    assert_refused(words, "compare", path, gpt2)
+
+
+@pytest.mark.parametrize("name", ["", b"\xff", "\ud800"])
+def test_odd_names_in_a_state_dict_are_one_sentence(name: Any, tmp_path: Path) -> None:
+    torch.save({name: torch.ones(2), "a": torch.ones(2)}, tmp_path / "x.pt")
+    words = {"": "name is empty", b"\xff": "the name b'\\xff' is of kind bytes"}
+    assert_refused(words.get(name, "name is not UTF-8"), "inspect", tmp_path / "x.pt")
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [_pipe, _device, Path.mkdir])
+@pytest.mark.parametrize("name", [
+    "config.json", "model.safetensors", "modules.json", "adapter/adapter_config.json",
+    "adapter/adapter_model.safetensors", "x.pt", "x.gguf", "x.index.json",
+])  # fmt: skip
+def test_what_is_no_file_is_named(
+    name: str, make: Callable[[Path], None], gpt2: Path, tmp_path: Path
+) -> None:
+    path, place = tmp_path / "hub", tmp_path / "hub" / name
+    shutil.copytree(gpt2, path)
+    if name.startswith("adapter"):
+        path = place.parent
+        path.mkdir()
+        (path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    elif name.startswith("x."):
+        path = place
+    place.unlink(missing_ok=True)
+    make(place)
+    if path == place and place.is_dir():
+        words = "holds no weights"
+    elif make is _device and path != place and name != "config.json":
+        words = f"'{place.name}' is a link that leads out of its folder"
+    else:
+        words = f"'{place}' cannot be read: it is not a regular file"
+    assert_refused(words, "inspect", path)
+
+
+def test_a_folder_of_networks_is_no_network(gpt2: Path, tmp_path: Path) -> None:
+    shutil.copytree(gpt2, tmp_path / "nets" / "one")
+    words = f"is a folder of networks, and no network: name one, such as '{tmp_path}/nets/one'"
+    for command in CHECKPOINT_COMMANDS:
+        assert_refused(words, *_words(command, tmp_path / "nets", tmp_path / "out"))
+
+
+@pytest.mark.parametrize("rank", ["2", 2.0, None, True])
+def test_the_rank_of_an_adapter_is_a_number(rank: Any, gpt2: Path, tmp_path: Path) -> None:
+    write_adapter(gpt2, tmp_path / "lora", ("c_attn",), fan_in_fan_out=True)
+    config = json.loads((tmp_path / "lora/adapter_config.json").read_text())
+    (tmp_path / "lora/adapter_config.json").write_text(json.dumps(config | {"r": rank}))
+    words = f"r and rank_pattern expected whole numbers, found {str(rank)!r}"
+    assert_refused(words, "inspect", tmp_path / "lora")
+
+
+MANY = 20_000
+
+
+def test_headers_are_read_as_fast_as_the_library_of_the_format_does(tmp_path: Path) -> None:
+    """Of one file and of shards, once each; `benchmarks/headers.py` measures the ratio, 1.3."""
+    names = [f"layer.{i}.weight" for i in range(MANY)]
+    shards = {"x.safetensors": names, "a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, held in shards.items():
+        header = {name: json.loads(ENTRY % (4 * i, 4 * i + 4)) for i, name in enumerate(held)}
+        (tmp_path / file).write_bytes(_header(json.dumps(header).encode(), 4 * len(held)))
+    index = {name: "ab"[i % 2] + ".safetensors" for i, name in enumerate(names)}
+    (tmp_path / "x.index.json").write_text(json.dumps({"weight_map": index}))
+    tnfn("inspect", tmp_path / "none")  # imports
+    start = time.process_time()
+    with safe_open(tmp_path / "x.safetensors", "pt") as file:
+        names = file.keys()
+        assert len([file.get_slice(name).get_shape() for name in names]) == MANY
+    allowed = 4 * (time.process_time() - start) + 0.5
+    for path, files in (("x.safetensors", 1), ("x.index.json", 2)):
+        start = time.process_time()
+        with patch.object(tensor_files, "parse_header", wraps=tensor_files.parse_header) as parse:
+            assert_refused("are those of no known family", "inspect", tmp_path / path)
+        assert time.process_time() - start < allowed
+        assert parse.call_count == files
 
 
 WRAPPED: dict[str, Callable[[dict[str, Tensor]], Any]] = {

@@ -6,6 +6,7 @@ changed, ``W + scale · B A``. `adapted` is the base with the changes merged on 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -109,10 +110,10 @@ class Adapter(OpenFiles):
     def open(folder: str | Path) -> Adapter:
         """Open a folder; reads no factors."""
         folder = Path(folder)
-        if not (folder / CONFIG).is_file():
+        if not os.path.lexists(folder / CONFIG):
             raise CheckpointError(f"'{folder}' holds no {CONFIG}")
         config = read_object(inside(folder, CONFIG, folder))
-        found = [name for name in WEIGHTS if (folder / name).is_file()]
+        found = [name for name in WEIGHTS if os.path.lexists(folder / name)]
         if not found:
             raise CheckpointError(f"'{folder}' holds no {WEIGHTS[0]}")
         path = inside(folder, found[0], folder)
@@ -160,6 +161,8 @@ class Adapter(OpenFiles):
             )
         rank = shapes[0][0]
         expected = self._pattern("rank_pattern", module, self.config.get("r"))
+        if type(expected) is not int:
+            self._refuse(f"r and rank_pattern expected whole numbers, found {str(expected)[:60]!r}")
         if rank != expected or not rank:
             self._refuse(f"'{module}' expected rank {expected} as its config says, found {rank}")
         alpha = self._pattern("alpha_pattern", module, self.config.get("lora_alpha"))

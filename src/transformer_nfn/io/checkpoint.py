@@ -31,6 +31,7 @@ from transformer_nfn.io.tensor_files import (
     TensorSource,
     common_wrappers,
     inside,
+    open_handle,
 )
 
 STATE_DICTS = (".pt", ".pth", ".bin")
@@ -69,16 +70,22 @@ READERS: dict[str, Callable[[Path, str], TensorSource]] = {
     "safetensors": SafetensorsFile,
 }
 
-# Names of tensors that only such a checkpoint has.
+# Names of tensors that only such a checkpoint has, after texts of which one stands in each name.
 BY_NAME = (
-    (re.compile(r"(^|\.)lora_|\.lora\.|(^|\.)base_model\.model\."), "an adapter (LoRA)"),
-    (re.compile(r"\.(qweight|qzeros|g_idx)$"), "weights quantised by GPTQ or AWQ"),
+    (("lora", "base_"), r"(^|\.)lora_|\.lora\.|(^|\.)base_model\.model\.", "an adapter (LoRA)"),
     (
-        re.compile(r"\.(absmax|quant_map|SCB|weight_format|quant_state\..+)$"),
+        ("qweight", "qzeros", "g_idx"),
+        r"\.(qweight|qzeros|g_idx)$",
+        "weights quantised by GPTQ or AWQ",
+    ),
+    (
+        ("absmax", "quant_", "SCB", "_format"),
+        r"\.(absmax|quant_map|SCB|weight_format|quant_state\..+)$",
         "weights quantised by bitsandbytes",
     ),
     (
-        re.compile(r"\.(weight_scale|weight_scale_inv|input_scale|weight_packed)$"),
+        ("_scale", "_packed"),
+        r"\.(weight_scale|weight_scale_inv|input_scale|weight_packed)$",
         "weights quantised with scales",
     ),
 )
@@ -106,6 +113,7 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
 
     Attributes:
         where: name in errors.
+        infos: shape and dtype of every tensor by name.
         metadata: of a safetensors file.
         config: ``config.json`` of a folder, see `read_config`; the metadata of a GGUF file.
         converted: tensors are computed from what the files hold, which are of another format; it
@@ -132,7 +140,7 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
         self.metadata = source.metadata
         self.config: Mapping[str, Any] = {} if config is None else config
         self._source = source
-        self._infos = source.infos
+        self.infos: Mapping[str, TensorInfo] = source.infos
         self._closed = False
 
     @staticmethod
@@ -151,7 +159,7 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
         if path.is_dir():
             weights, config = find_weights(path), read_config(path)
             source = open_source(weights, str(weights))
-        elif path.is_file():
+        elif os.path.lexists(path):
             source, config = open_source(path, where), {}
             if isinstance(source, OnnxFile):
                 config = read_config(path.parent)
@@ -171,7 +179,7 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
     def info(self, name: str) -> TensorInfo:
         """Shape and dtype of a tensor, without reading it."""
         try:
-            return self._infos[name]
+            return self.infos[name]
         except KeyError:
             raise MissingTensorError(f"'{self.where}' holds no tensor '{name}'") from None
 
@@ -196,13 +204,13 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
         return self._source.interval(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._infos)
+        return iter(self.infos)
 
     def __len__(self) -> int:
-        return len(self._infos)
+        return len(self.infos)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._infos
+        return name in self.infos
 
     def __repr__(self) -> str:
         return f"Checkpoint('{self.where}', {len(self)} tensors)"
@@ -253,7 +261,24 @@ def open_source(path: Path, where: str) -> TensorSource:
 
 
 def _open_file(path: Path, where: str) -> TensorSource:
-    return READERS[file_format(path)](path, where)
+    os.close(open_handle(path, where))  # a reader would wait for the end of a pipe
+    source = READERS[file_format(path)](path, where)
+    try:
+        check_names(source.infos, where)
+    except CheckpointError:
+        source.close()
+        raise
+    return source
+
+
+def check_names(names: Iterable[str], where: str) -> None:
+    """Refuse tensors whose names are empty or no text in UTF-8."""
+    try:
+        "".join(names).encode()
+    except UnicodeError as error:
+        raise CheckpointError(f"'{where}': a tensor's name is not UTF-8 ({error})") from error
+    if "" in names:
+        raise CheckpointError(f"'{where}' holds a tensor whose name is empty")
 
 
 def file_format(path: Path) -> Literal["gguf", "onnx", "torch", "safetensors"]:
@@ -342,7 +367,7 @@ class _Part:
 def find_weights(folder: Path) -> Path:
     """The file of a folder that holds its weights, or the index of those that do."""
     for name in WEIGHTS:
-        if (folder / name).is_file():
+        if os.path.lexists(folder / name):
             return inside(folder, name, folder)
     for suffix, what in ((GGUF, "GGUF"), (ONNX, "ONNX")):
         files = sorted(file.name for file in folder.glob(f"*{suffix}"))
@@ -350,7 +375,19 @@ def find_weights(folder: Path) -> Path:
             return inside(folder, files[0], folder)
         if files:
             raise CheckpointError(f"'{folder}' holds {len(files)} {what} files: name one of them")
+    networks = sorted(path for path in folder.iterdir() if _is_network(path))
+    if networks:
+        raise CheckpointError(
+            f"'{folder}' is a folder of networks, and no network: name one, such as "
+            f"'{networks[0]}', or for `tnfn predict` all of them as '{folder}/*'"
+        )
     raise CheckpointError(f"'{folder}' holds no weights: expected {' or '.join(WEIGHTS[:3])}")
+
+
+def _is_network(path: Path) -> bool:
+    if path.is_dir():
+        return any(os.path.lexists(path / name) for name in (*WEIGHTS, ADAPTER[0]))
+    return path.name.endswith(WEIGHT_FILES)
 
 
 def checkpoint_paths(folder: Path) -> Iterator[Path]:
@@ -376,17 +413,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     and is added to it, but for a normalisation.
     """
     path = folder / CONFIG
-    config = read_object(path) if path.is_file() else {}
+    config = read_object(path) if os.path.lexists(path) else {}
     words = []
     for module, kind in sentence_modules(folder).items():
-        if kind.endswith("Pooling") and (folder / module / CONFIG).is_file():
+        if kind.endswith("Pooling") and os.path.lexists(folder / module / CONFIG):
             stated = read_object(inside(folder, f"{module}/{CONFIG}", folder))
             modes = [name for name, on in stated.items() if POOLING.match(name) and on is True]
             modes = modes or [str(stated.get("pooling_mode"))]
             words.append("+".join(POOLING.sub(r"\1", mode) for mode in modes))
         for name in WEIGHTS:
-            if (folder / module / name).is_file():
-                with open(inside(folder, f"{module}/{name}", folder), "rb") as file:
+            if os.path.lexists(folder / module / name):
+                path = inside(folder, f"{module}/{name}", folder)
+                with open(open_handle(path, str(path)), "rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
                 words.append(f"{kind.rpartition('.')[2]} {digest[:8]}")
     return config | {SENTENCE_POOLING: ", ".join(words)} if words else config
@@ -395,10 +433,12 @@ def read_config(folder: Path) -> dict[str, Any]:
 def sentence_modules(folder: Path) -> dict[str, str]:
     """The kinds of the modules of a sentence transformer after the model, by their folders."""
     path = folder / MODULES
-    if not path.is_file() or path.stat().st_size > LARGEST_MODULES:
+    if not os.path.lexists(path):
         return {}
+    with open(open_handle(inside(folder, MODULES, folder), str(path)), "rb") as file:
+        text = file.read(LARGEST_MODULES)
     try:
-        listed = json.loads(inside(folder, MODULES, folder).read_bytes())
+        listed = json.loads(text)
         return {str(module["path"]): str(module.get("type")) for module in listed if module["path"]}
     except (ValueError, RecursionError, TypeError, AttributeError, KeyError):
         return {}
@@ -427,7 +467,7 @@ def check_format(path: Path, where: str) -> None:
         where: name in errors.
     """
     if path.is_dir():
-        if any((path / name).is_file() for name in WEIGHTS) or any(path.glob(f"*{GGUF}")):
+        if any(os.path.lexists(path / name) for name in WEIGHTS) or any(path.glob(f"*{GGUF}")):
             return
         adapter = next((name for name in ADAPTER if (path / name).is_file()), None)
         if adapter:
@@ -448,9 +488,12 @@ def check_plain(keys: Iterable[str], config: Mapping[str, Any], where: str) -> N
     if isinstance(quantised, Mapping):
         method = quantised.get("quant_method", "an unnamed method")
         refuse(f"{where}': '{QUANTISED}", f"weights quantised by {str(method)[:60]}")
-    for key in keys:
-        for pattern, what in BY_NAME:
-            if pattern.search(key):
+    keys = list(keys)
+    text = "\n".join(keys)
+    for parts, pattern, what in BY_NAME:
+        if any(part in text for part in parts):  # of 100,000 names few have any of them
+            key = next(filter(re.compile(pattern).search, keys), None)
+            if key is not None:
                 refuse(f"{where}': '{key}", what)
 
 

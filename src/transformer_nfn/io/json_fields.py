@@ -139,9 +139,12 @@ def parse_object(
     """
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
-        data = json.loads(text, parse_constant=_no_constant if strict else None)
+        constant = _no_constant if strict else None
+        data = json.loads(text, object_pairs_hook=distinct, parse_constant=constant)
         if "\\u" in text:  # half of a surrogate pair is no text, and could not be written
             json.dumps(data, ensure_ascii=False).encode("utf-8")
+    except RepeatedNameError as error:
+        raise kind(f"'{where}' is ambiguous: {error}") from error
     except (ValueError, RecursionError) as error:
         raise kind(f"'{where}' is not JSON: {error}") from error
     if not isinstance(data, dict):
@@ -170,6 +173,20 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(inner) for inner in value]
     return value
+
+
+class RepeatedNameError(ValueError):
+    """A name that stands twice in an object of JSON."""
+
+
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, of which programs keep different fields where a name stands twice."""
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        names = sorted(name for name, _ in pairs)
+        twice = next(name for i, name in enumerate(names) if name == names[i + 1])
+        raise RepeatedNameError(f"'{twice}' stands in it twice")
+    return out
 
 
 def _article(data: object) -> str:

@@ -7,6 +7,7 @@ code in them runs.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -17,14 +18,16 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError
 from transformer_nfn.io.files import atomic_file, open_regular
+from transformer_nfn.io.json_fields import distinct
 
 WEIGHT_DTYPES = {
     "float64": torch.float64,
@@ -145,8 +148,7 @@ DTYPES = {
 }
 
 
-@dataclass(frozen=True)
-class TensorPlace:
+class TensorPlace(NamedTuple):
     """A tensor of a file and its byte range."""
 
     info: TensorInfo
@@ -232,12 +234,23 @@ def parse_header(
     raw: bytes, length: int, where: str
 ) -> tuple[dict[str, TensorPlace], dict[str, str]]:
     """Parse a header into byte ranges and metadata; checks that the tensors fill the file."""
+    collects = gc.isenabled()
+    gc.disable()  # searching the many objects of a large header for garbage takes half of its time
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_once)
+        return _parse_header(raw, length, where)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _parse_header(
+    raw: bytes, length: int, where: str
+) -> tuple[dict[str, TensorPlace], dict[str, str]]:
+    try:
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=distinct)
         if not isinstance(header, dict):
             raise TypeError(f"it is a {type(header).__name__}")
-        for name in header:
-            name.encode()  # JSON can spell names that no text can hold
+        "".join(header).encode()  # JSON can spell names that no text can hold
     except UnicodeError as error:
         _refuse(where, f"its header is not UTF-8 ({error})", error)
     except (ValueError, RecursionError, TypeError, AttributeError) as error:
@@ -246,53 +259,48 @@ def parse_header(
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         _refuse(where, "its metadata is not text by name")
     base = 8 + len(raw)
-    parts = {name: _part(name, entry, base, length, where) for name, entry in header.items()}
+    parts: dict[str, TensorPlace] = {}
+    known: dict[tuple[Any, ...], tuple[TensorInfo, int | None]] = {}
+    for name, entry in header.items():
+        try:
+            code, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        except (TypeError, KeyError, ValueError) as error:
+            _refuse(where, f"tensor '{name}' has no dtype, shape and two offsets", error)
+        listed = type(code) is str and type(shape) is list
+        for n in (*shape, start, stop) if listed else (None,):
+            if type(n) is not int or not 0 <= n < 2**63:
+                _refuse(where, f"tensor '{name}' has a malformed dtype, shape or offset")
+        key = (code, *shape)
+        if key not in known:
+            known[key] = _info(code, tuple(shape))
+        info, size = known[key]
+        if start > stop or base + stop > length:
+            lies = f"tensor '{name}' lies at bytes {base + start} to {base + stop}"
+            _refuse(where, f"{lies}, the file has {length}")
+        if size is not None and size != stop - start:
+            of = f"tensor '{name}' of shape {shape} in {info.dtype}"
+            _refuse(where, f"{of} expected {size} bytes, found {stop - start}")
+        parts[name] = TensorPlace(info, base + start, base + stop)
     _check_tiling(parts, base, length, where)
     return parts, metadata
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"'{twice}' stands in it twice")
-    return out
-
-
-def _part(name: str, entry: Any, base: int, length: int, where: str) -> TensorPlace:
-    try:
-        code, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    except (TypeError, KeyError, ValueError) as error:
-        _refuse(where, f"tensor '{name}' has no dtype, shape and two offsets", error)
-    sizes = [*shape, start, stop] if isinstance(shape, list) else [None]
-    if not isinstance(code, str) or not all(type(n) is int and 0 <= n < 2**63 for n in sizes):
-        _refuse(where, f"tensor '{name}' has a malformed dtype, shape or offset")
-    if start > stop or base + stop > length:
-        _refuse(
-            where,
-            f"tensor '{name}' lies at bytes {base + start} to {base + stop}, the file has {length}",
-        )
+def _info(code: str, shape: tuple[int, ...]) -> tuple[TensorInfo, int | None]:
+    """Shape and dtype by the file's word for it, and the number of bytes where that is known."""
     word, bits = DTYPES.get(code, (code, 0))
-    size = math.prod(shape) * bits // 8
-    if bits and size != stop - start:
-        _refuse(
-            where,
-            f"tensor '{name}' of shape {shape} in {word} expected {size} bytes, found "
-            f"{stop - start}",
-        )
-    return TensorPlace(TensorInfo(tuple(shape), word), base + start, base + stop)
+    return TensorInfo(shape, word), math.prod(shape) * bits // 8 if bits else None
 
 
 def _check_tiling(parts: Mapping[str, TensorPlace], base: int, length: int, where: str) -> None:
     """Every byte belongs to one tensor: the format allows neither overlaps nor holes."""
     at, before = base, ""
-    for name, part in sorted(parts.items(), key=lambda item: (item[1].start, item[1].stop)):
-        if part.start < at:
-            _refuse(where, f"tensors '{before}' and '{name}' overlap at byte {part.start}")
-        if part.start > at:
-            _refuse(where, f"bytes {at} to {part.start} belong to no tensor")
-        at, before = part.stop, name
+    spans = [(part.start, part.stop, name) for name, part in parts.items()]
+    for start, stop, name in sorted(spans, key=itemgetter(0, 1)):
+        if start < at:
+            _refuse(where, f"tensors '{before}' and '{name}' overlap at byte {start}")
+        if start > at:
+            _refuse(where, f"bytes {at} to {start} belong to no tensor")
+        at, before = stop, name
     if at != length:
         _refuse(where, f"bytes {at} to {length} belong to no tensor")
 
@@ -420,9 +428,11 @@ def _load(path: Path, where: str) -> dict[str, Tensor]:
     state = inner_state(state)
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
+            wrong = value if isinstance(name, str) else name
+            what = f"{name!r} is of kind" if wrong is value else f"the name {name!r} is of kind"
             raise CheckpointError(
-                f"'{where}' is not a plain state dict of tensors by name: {name!r} is of kind "
-                f"{type(value).__name__}"
+                f"'{where}' is not a plain state dict of tensors by name: {what} "
+                f"{type(wrong).__name__}"
             )
     return dict(state)
 
@@ -500,7 +510,7 @@ def inside(folder: Path, name: str, source: Path) -> Path:
     if parts.is_absolute() or ".." in parts.parts or "\\" in name or not parts.parts:
         raise CheckpointError(f"'{source}': '{name}' leads out of its folder")
     path = folder / name
-    if not path.is_file():
+    if not path.exists():
         raise CheckpointError(f"'{source}' names '{name}', which is missing")
     real, home = path.resolve(), folder.resolve()
     homes = [home]

@@ -2,7 +2,7 @@
 
 from transformer_nfn.checkpoints.families.binding import UnstatedFactError
 from transformer_nfn.checkpoints.families.family import Family, families, read_family
-from transformer_nfn.checkpoints.families.model import Model, open_model, read_model
+from transformer_nfn.checkpoints.families.model import Model, open_files, open_model, read_model
 from transformer_nfn.checkpoints.families.recognise import OpenOptions, UnknownFamilyError
 from transformer_nfn.checkpoints.families.writer import write_model
 
@@ -13,6 +13,7 @@ __all__ = [
     "UnknownFamilyError",
     "UnstatedFactError",
     "families",
+    "open_files",
     "open_model",
     "read_family",
     "read_model",

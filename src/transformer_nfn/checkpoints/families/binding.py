@@ -97,7 +97,7 @@ def bind(family: Family, checkpoint: Checkpoint, settings: Mapping[str, Any]) ->
         settings: config fields that a user states, see `OpenOptions`.
     """
     where = checkpoint.where
-    infos = {name: checkpoint.info(name) for name in checkpoint}
+    infos = checkpoint.infos
     config = complete_config(family, checkpoint.config, settings, where)
     keys = standard_names(family, infos)
     prefix = find_prefix(family, keys, where)

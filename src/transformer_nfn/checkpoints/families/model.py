@@ -221,7 +221,7 @@ def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
             ``config.json``, or by the names of the tensors.
     """
     options = OpenOptions() if options is None else options
-    checkpoint = _open_adapted(path, options) if is_adapter(path) else _open_files(path)
+    checkpoint = _open_adapted(path, options) if is_adapter(path) else open_files(path)
     return read_model(checkpoint, Path(path), options)
 
 
@@ -235,8 +235,8 @@ def read_model(checkpoint: Checkpoint, path: Path, options: OpenOptions | None =
     """
     options = OpenOptions() if options is None else options
     try:
-        infos = {name: checkpoint.info(name) for name in checkpoint}
-        check_plain(list(infos), checkpoint.config, checkpoint.where)
+        infos = checkpoint.infos
+        check_plain(infos, checkpoint.config, checkpoint.where)
         try:
             if options.architecture is not None:
                 family = read_family(options.architecture)
@@ -276,8 +276,8 @@ def _check_frequencies(checkpoint: Checkpoint, description: Transformer) -> None
             )
 
 
-def _open_files(path: str | Path) -> Checkpoint:
-    """A file or folder under the names of hubs."""
+def open_files(path: str | Path) -> Checkpoint:
+    """Open a file or folder under the names of hubs."""
     checkpoint = Checkpoint.open(path)
     return as_hub(checkpoint) if ARCHITECTURE in checkpoint.config else checkpoint
 
@@ -298,7 +298,7 @@ def _open_adapted(path: str | Path, options: OpenOptions) -> Checkpoint:
             raise CheckpointError(
                 f"'{path}': the base '{base}' expected a model, found an adapter too"
             )
-        return adapted(_open_files(base), adapter)
+        return adapted(open_files(base), adapter)
     except BaseException:
         adapter.close()
         raise

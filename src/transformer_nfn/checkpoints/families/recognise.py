@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -119,6 +119,8 @@ def recognise(infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where:
 def _by_names(
     among: list[Family], infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where: str
 ) -> Family:
+    wrappers = common_wrappers(infos)
+    among = [family for family in among if _may_fit(family, infos, wrappers)]
     readings = [_Reading.of(family, infos, where) for family in among]
     readings = [r for r in readings if r.fits(config)]
     # Of two that find what they need, the one that knows all the rest is meant.
@@ -139,6 +141,37 @@ def _by_names(
         f"'{where}': its tensors could be those of "
         f"{' or '.join(family.title for family in fitting)}: choose with "
         f"{' or '.join(f'--family {family.name}' for family in fitting)}"
+    )
+
+
+def _needed(family: Family) -> Iterator[Line]:
+    """The lines of which a file of the family holds a tensor, or whose name it states."""
+    for line in family.lines:
+        if not line.optional and not {line.counter, line.stack} & family.optional:
+            yield line
+
+
+def _may_fit(
+    family: Family, infos: Mapping[str, TensorInfo], wrappers: Iterable[str]
+) -> bool:
+    """Whether `_Reading.fits` could hold; looks few names up where that one renames all."""
+    needed = [line for line in _needed(family) if line.stated_by is None]
+    if family.prefixes == ("*",):
+        end = next(COUNTER.sub("0", line.key) for line in needed if line.counter)
+        return any(key.endswith(end) for key in infos)
+
+    def there(key: str) -> bool:
+        others = (
+            key.removesuffix(name) + alias
+            for alias, name in family.aliases.items()
+            if key.endswith(name)
+        )
+        return key in infos or any(other in infos for other in others)
+
+    return any(
+        all(there(wrapper + COUNTER.sub("0", line.after(prefix))) for line in needed)
+        for wrapper in wrappers
+        for prefix in family.prefixes
     )
 
 
@@ -174,16 +207,11 @@ class _Reading:
         family, prefix = self.family, self.prefix
         if prefix is None:
             return True
-        needed = [
-            line
-            for line in family.lines
-            if not line.optional and not {line.counter, line.stack} & family.optional
-        ]
         return all(
             COUNTER.sub("0", line.after(prefix)) in self.keys
             if line.stated_by is None
             else config.get(line.stated_by) is not None
-            for line in needed
+            for line in _needed(family)
         )
 
     def agrees(self) -> bool:
