@@ -105,22 +105,16 @@ class Checksums:
             )
         return data
 
-    def read_metadata(self, name: str, kind: str, newest: int = FORMAT) -> Fields:
-        """Parse a JSON file of metadata.
-
-        Args:
-            name: of the file.
-            kind: required value of its ``kind``.
-            newest: the newest format this version reads.
-        """
+    def read_metadata(self, name: str, kind: str) -> Fields:
+        """Parse a JSON file of metadata, whose ``kind`` has to be this one."""
         path = str(self.folder / name)
         fields = Fields(parse_object(self.read(name), path, StoreError), path, StoreError)
         fields.choice("kind", (kind,))
         fields.text("made_by")
-        if fields.whole("format", 1) > newest:
+        if fields.whole("format", 1) > FORMAT:
             raise StoreError(
                 f"{path}: format {fields.data['format']} is newer than this version of "
-                f"transformer-nfn ({__version__}) knows ({newest}); update it"
+                f"transformer-nfn ({__version__}) knows ({FORMAT}); update it"
             )
         return fields
 
@@ -325,15 +319,9 @@ class Folder:
         }
         return Folder(path, Checksums(path).write_metadata("zoo.json", KIND, network | fields))
 
-    @contextlib.contextmanager
-    def claim(self, name: str, *, wait: bool = False) -> Iterator[bool]:
-        """Lock ``name`` in this folder; see `claim`."""
-        with claim(self.path, name, wait=wait) as held:
-            yield held
-
     def merge(self) -> None:
         """Write ``index.parquet`` from the shards once all are there."""
-        with self.claim("index", wait=True):
+        with claim(self.path, "index", wait=True):
             sweep(self.path)
             sweep(self.path / "shards")
             if self.missing():
@@ -348,7 +336,7 @@ class Folder:
 
         The index of a zoo that lost a shard is removed, and made again with the shard.
         """
-        with self.claim("index", wait=True):
+        with claim(self.path, "index", wait=True):
             listed: dict[str, int] = {}
             with contextlib.suppress(StoreError):  # a damaged index is made again
                 listed = self._stored_index().shards

@@ -282,7 +282,7 @@ def damage_zoo(
     _check_same(out, metadata)
     folder.check_shards()
     for i, shard in enumerate(folder.shards):
-        with folder.claim(shard, wait=True):
+        with claim(folder.path, shard, wait=True):
             if not folder.shard_path(shard).exists():
                 part = items[i * SHARD_ROWS : (i + 1) * SHARD_ROWS]
                 _make_shard(zoo, folder, shard, part, task, options)
