@@ -15,8 +15,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,12 +25,13 @@ from torch.nn.functional import one_hot
 from transformer_nfn.cli.options import pick_device
 from transformer_nfn.models import WholeNetwork
 from transformer_nfn.models.network import in_chunks
+from transformer_nfn.models.predictor import Networks, predictor
 from transformer_nfn.models.probing import channel_responses, second_moments
-from transformer_nfn.models.whole_network.model import head
+from transformer_nfn.models.task_reader import TaskReader
+from transformer_nfn.models.whole_network.model import LEARNED_PROBES, head
 from transformer_nfn.models.whole_network.probes import CHUNK, observed_logits
 from transformer_nfn.prediction.data import (
     PERCENT,
-    Dataset,
     Parts,
     Selection,
     describe_zoo,
@@ -39,16 +39,11 @@ from transformer_nfn.prediction.data import (
 )
 from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.metrics import kendall_tau, standard_error
-from transformer_nfn.prediction.predictors import (
-    LEARNED_PROBES,
-    NEURAL,
-    whole_network_sizes,
-)
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import RunRecord, predictions_on_test, read_predictions
-from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.zoo import Zoo
 
-MODEL = "whole_network"
+MODEL = "ablated_network"
 HIDDEN = "hidden"
 """Key of a network that holds its hidden responses."""
 HIGH = 0.8
@@ -56,6 +51,7 @@ FEWEST = 10
 """Test networks from 80 % on that a tau of them needs."""
 
 
+@predictor(MODEL)
 class AblatedNetwork(WholeNetwork):
     """`WholeNetwork` with switches; its defaults are the model itself.
 
@@ -66,6 +62,12 @@ class AblatedNetwork(WholeNetwork):
         bounded: whether probes of images are bounded.
         sizes: arguments of `WholeNetwork`.
     """
+
+    @classmethod
+    def of(cls, data: Networks, **options: Any) -> Self:
+        """The model for networks like these, however many."""
+        made: Self = TaskReader.of.__func__(cls, data, **options)  # type: ignore[attr-defined]
+        return made
 
     def __init__(
         self,
@@ -125,11 +127,6 @@ class AblatedNetwork(WholeNetwork):
             yield self.hidden_head, self._hidden(network, positions) if stored is None else stored
 
 
-def build(data: Dataset, **options: Any) -> nn.Module:
-    """The model for networks like these."""
-    return AblatedNetwork(data.block_space, **(whole_network_sizes(data) | options))
-
-
 @dataclass(frozen=True)
 class Row:
     """A row of the table: what it is called, and how the model differs from the default."""
@@ -184,10 +181,9 @@ def main() -> None:
     print(f"{zoo.path.name}: {counts}; {high} of the test networks from 80 %\n")
     print(HEADER, flush=True)
     found = {}
-    with mock.patch.dict(NEURAL, {MODEL: ("WholeNetwork", build)}):
-        for name in names:
-            found[name] = fill(name, zoo, parts, given)
-            print(line(ROWS[name].words, found[name]), flush=True)
+    for name in names:
+        found[name] = fill(name, zoo, parts, given)
+        print(line(ROWS[name].words, found[name]), flush=True)
     if given.json is not None:
         description = {"zoo": describe_zoo(zoo), "networks": parts.counts, "test_from_80": high}
         given.json.parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer_nfn.models.predictor import facts
 from transformer_nfn.prediction.data import (
     FRACTIONS,
     Selection,
@@ -31,7 +32,6 @@ from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.guard import GUARD_FILE
 from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.predict import Prediction, predict
-from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS, NEURAL
 from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import damages
@@ -66,10 +66,10 @@ def main() -> None:
         DamageOptions(HELD_OUT, given.count, rows=test, **how),
     ))  # fmt: skip
     for model in given.models.split(","):
-        parts = load_parts(zoo, Selection(all_checkpoints=model in ALL_CHECKPOINTS))
+        parts = load_parts(zoo, Selection(all_checkpoints=facts(model).every_checkpoint))
         copies = load_damaged(learn, zoo, parts)
         guarded, plain = (given.work / f"{model}-{name}" for name in ("guarded", "plain"))
-        on = parts.to(given.device) if model in NEURAL else parts
+        on = parts.to(given.device)
         start = time.perf_counter()
         experiment = Experiment(model, range(given.seeds), selection=Selection().to_json())
         train_run(describe_zoo(zoo), on, experiment, guarded, damaged=copies)

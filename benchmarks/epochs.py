@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from transformer_nfn.paper.numbers import model_name
+from transformer_nfn.models.predictor import model_name
 from transformer_nfn.prediction.runs import RUN_FILE, RunRecord
 
 

@@ -27,12 +27,11 @@ import numpy as np
 
 from rivals import installed, tau_text
 from transformer_nfn.cli.options import pick_device
-from transformer_nfn.paper.numbers import MODEL_NAMES
+from transformer_nfn.models.predictor import model_name
 from transformer_nfn.prediction.data import Parts
 from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.metrics import standard_error
 from transformer_nfn.prediction.own_networks import describe_own_zoo, load_own_rows, split_own
-from transformer_nfn.prediction.predictors import NEURAL
 from transformer_nfn.prediction.target import Target, target_values
 from transformer_nfn.zoo import ModelZoo
 
@@ -95,7 +94,7 @@ def _trained(
     zoo: ModelZoo, networks: Parts, name: str, given: argparse.Namespace, folder: Path
 ) -> Any:
     model = name.split(":")[0]
-    data = networks.to(pick_device(given.device)) if model in NEURAL else networks
+    data = networks.to(pick_device(given.device))
     experiment = Experiment(model, range(given.seeds), options=OPTIONS.get(name, {}), keep=False)
     return train_run(describe_own_zoo(zoo), data, experiment, folder)
 
@@ -113,7 +112,7 @@ def _cell(records: list[Any]) -> dict[str, Any]:
 
 def _title(name: str) -> str:
     model, _, part = name.partition(":")
-    return MODEL_NAMES[model] + (f", {part} only" if part else "")
+    return model_name(model) + (f", {part} only" if part else "")
 
 
 def _write(

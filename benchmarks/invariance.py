@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.cli.options import pick_device
-from transformer_nfn.models import map_network
+from transformer_nfn.models import WholeNetwork, map_network
+from transformer_nfn.models.predictor import BUILT, Predictor, facts, model_name, names
 from transformer_nfn.models.whole_network import probe_outputs
-from transformer_nfn.paper.numbers import model_name
 from transformer_nfn.prediction.data import (
     Dataset,
     Parts,
@@ -39,14 +39,8 @@ from transformer_nfn.prediction.data import (
 )
 from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.guard.responses import drawn_inputs
-from transformer_nfn.prediction.predictors import (
-    ALL_CHECKPOINTS,
-    NEURAL,
-    PREDICTORS,
-    Predictor,
-    load_predictors,
-)
-from transformer_nfn.prediction.strategies import Protocol
+from transformer_nfn.prediction.predictors import load_predictors
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.zoo import Zoo
 
 # The symmetries that the layers and invariants are tested by.
@@ -94,7 +88,7 @@ def main() -> None:
     parser.add_argument("zoo")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int)
-    parser.add_argument("--models", default=",".join(PREDICTORS))
+    parser.add_argument("--models", default=",".join(names(BUILT)))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -125,10 +119,10 @@ def main() -> None:
 
 def fitted(model: str, zoo: Zoo, parts: Parts, given: argparse.Namespace) -> Predictor:
     """One seed of a predictor, trained or read."""
-    if model not in ALL_CHECKPOINTS:
+    if not facts(model).every_checkpoint:
         parts = replace(parts, more=None)
     out = given.out / model
-    on = pick_device(given.device) if model in NEURAL else "cpu"
+    on = pick_device(given.device)
     protocol = Protocol.of(model, given.epochs)
     experiment = Experiment(model, [0], protocol, selection=Selection().to_json())
     record = train_run(describe_zoo(zoo), parts.to(on), experiment, out)
@@ -182,14 +176,14 @@ def moves(predictor: Predictor, made: Disguise) -> dict[str, float]:
     if not len(made.after):
         return dict.fromkeys(("largest", "largest_able", "mean", "over"), float("nan"))
     after = made.after
-    if predictor.name == "whole_network":
+    if isinstance(predictor, WholeNetwork):
         # The only predictor that reads positions: they are part of a network whose first stream
         # is permuted or shifted.
         with torch.no_grad():
-            said = torch.sigmoid(predictor.inner.logits(after.network, made.positions))
+            said = torch.sigmoid(predictor.logits(after.network, made.positions))
     else:
-        said = predictor.predict(after)
-    apart = (said - predictor.predict(made.before)).abs()
+        said = predictor.predict(after.network)
+    apart = (said - predictor.predict(made.before.network)).abs()
     able = apart[made.before.accuracy > ABLE]
     return {
         "largest": float(apart.max()),

@@ -29,11 +29,10 @@ from typing import Any
 
 from transformer_nfn.cli.options import pick_device
 from transformer_nfn.known_tasks import seeds_text, task_title
-from transformer_nfn.paper.numbers import MODEL_NAMES
+from transformer_nfn.models.predictor import facts, model_name
 from transformer_nfn.prediction.data import Selection, describe_zoo, load_parts
 from transformer_nfn.prediction.experiment import Experiment, train_run
-from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS, NEURAL
-from transformer_nfn.prediction.strategies import Protocol
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.zoo import Zoo
 
 ONE_CHECKPOINT = ":one"
@@ -83,8 +82,8 @@ def main() -> None:
                     continue
                 model = name.removesuffix(ONE_CHECKPOINT)
                 protocol = Protocol.of(model, given.epochs)
-                data = on_device if model in NEURAL else parts
-                if name not in ALL_CHECKPOINTS:
+                data = on_device
+                if not facts(name).every_checkpoint:
                     data = replace(data, more=None)
                 experiment = Experiment(
                     model, range(given.seeds), protocol, {}, selection.to_json(), keep=False
@@ -93,7 +92,7 @@ def main() -> None:
                 cell = {
                     "parameters": record.num_parameters,
                     "seconds_a_seed": record.seeds[0]["seconds"],
-                    "epochs": protocol.epochs if model in NEURAL else None,
+                    "epochs": protocol.epochs,
                     "networks": {**parts.counts},
                     **{key: record.summary[key] for key in ("tau", "tau_se", "r2", "tau_together")},
                 }
@@ -164,7 +163,7 @@ def _write(given: argparse.Namespace, zoo: Zoo, cells: dict[str, dict[str, Any]]
     ranked = sorted(cells, key=lambda name: -cells[name].get(largest, {"tau": -2})["tau"])
     rows = []
     for name in ranked:
-        model = MODEL_NAMES[name.removesuffix(ONE_CHECKPOINT)]
+        model = model_name(name.removesuffix(ONE_CHECKPOINT))
         known = next(iter(cells[name].values()))
         count = known["parameters"]
         title = model + (", one checkpoint a run" if name.endswith(ONE_CHECKPOINT) else "")

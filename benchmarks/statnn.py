@@ -33,7 +33,7 @@ from transformer_nfn.known_tasks import seeds_text, task_title
 from transformer_nfn.models import StatNN, map_network, tensors_of
 from transformer_nfn.models.baselines import STATISTICS
 from transformer_nfn.models.network import flat
-from transformer_nfn.paper.numbers import MODEL_NAMES
+from transformer_nfn.models.predictor import model_name
 from transformer_nfn.prediction.data import (
     PERCENT,
     Dataset,
@@ -45,8 +45,8 @@ from transformer_nfn.prediction.data import (
     nested_subset,
 )
 from transformer_nfn.prediction.metrics import kendall_tau, standard_error
-from transformer_nfn.prediction.predictors import module_builder, prepared
-from transformer_nfn.prediction.strategies import Protocol
+from transformer_nfn.prediction.predictors import predictor_builder, prepared
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.training import SeedTrainer
 from transformer_nfn.zoo import Zoo
 
@@ -149,7 +149,7 @@ def _relu_layers(widths: Sequence[int]) -> nn.Sequential:
 def new_module(name: str, data: Dataset, authors: bool) -> nn.Module:
     """A fresh predictor, of this library or with the details of the authors' code."""
     if not authors or name == "transformer_nfn":
-        module = module_builder(name, data, {})()
+        module = predictor_builder(name, data, {})()
         if authors:
             assert isinstance(module.classifier, nn.Sequential)
             module.classifier.append(nn.ReLU())
@@ -345,7 +345,7 @@ def results_table(zoo: Zoo, cells: Sequence[dict[str, Any]], splits: int) -> dic
             f"python benchmarks/statnn.py {zoo.path.name} --splits {splits} --seeds {seeds} "
             "--out DIR --json FILE"
         ],
-        "columns": ["Protocol", "training networks", *(MODEL_NAMES[m] for m in MODELS),
+        "columns": ["Protocol", "training networks", *(model_name(m) for m in MODELS),
                     "lead of Transformer-NFN"],
         "rows": rows,
         "cells": [cell for here in places.values() for cell in here],

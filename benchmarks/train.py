@@ -30,8 +30,8 @@ from paper_transcription import PaperModel
 
 from transformer_nfn import spaces
 from transformer_nfn.prediction.data import Dataset, Parts
-from transformer_nfn.prediction.predictors import module_builder
-from transformer_nfn.prediction.strategies import Protocol
+from transformer_nfn.prediction.predictors import predictor_builder
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.training import SeedTrainer
 
 CELL = 11_000 * 50 * 5
@@ -127,7 +127,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         trainer = SeedTrainer(
-            module_builder("transformer_nfn", data, {}),
+            predictor_builder("transformer_nfn", data, {}),
             parts,
             Protocol(epochs=10_000),
             list(range(options.seeds)),

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import transformer_nfn
-from transformer_nfn.prediction.predictors import PREDICTORS
+from transformer_nfn.models.predictor import names as predictors
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "transformer_nfn"
 PACKAGE = "transformer_nfn"
@@ -251,7 +251,7 @@ def test_a_name_is_one_class() -> None:
 
 def test_facts_are_named_at_home() -> None:
     # A block has an attribute ``mlp``, too.
-    predictor = re.compile("|".join(f"^{name}$" for name in PREDICTORS if name != "mlp"))
+    predictor = re.compile("|".join(f"^{name}$" for name in predictors() if name != "mlp"))
     theory = ("symmetry", "checkpoints")
     counts = (
         _texts(predictor, EVERYTHING, ("paper.numbers", "prediction.predictors")),

@@ -6,13 +6,13 @@ import pytest
 
 from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.checkpoints.families import families
-from transformer_nfn.prediction.predictors import PREDICTORS
+from transformer_nfn.models.predictor import names
 
 
 def test_models_are_listed_without_anything_else() -> None:
     code, out, err = tnfn("train", "--model", "list")
-    assert (code, out.split(), err) == (0, list(PREDICTORS), "")
-    assert as_json("train", "--model", "list") == list(PREDICTORS)
+    assert (code, out.split(), err) == (0, names(), "")
+    assert as_json("train", "--model", "list") == names()
 
 
 def test_a_training_says_what_it_lacks() -> None:

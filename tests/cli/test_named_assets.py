@@ -16,8 +16,8 @@ from transformer_nfn.io import assets as named_assets
 from transformer_nfn.io.assets import AssetError, known_assets, resolve
 from transformer_nfn.prediction.data import describe_zoo, load_parts
 from transformer_nfn.prediction.experiment import Experiment, train_run
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import RunRecord
-from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.zoo import BuildOptions, Zoo, build
 from transformer_nfn.zoo.verify import verify
 

@@ -20,11 +20,11 @@ from transformer_nfn.cli.experiment_progress import networks_bar
 from transformer_nfn.cli.network_tables import predictions_table, rows_table
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.assets import CHECKOUT
+from transformer_nfn.models.predictor import Predictor
 from transformer_nfn.networks import resolve_networks
 from transformer_nfn.prediction.evaluate import evaluate
 from transformer_nfn.prediction.guard import GUARD_FILE
 from transformer_nfn.prediction.predict import load_network, predict
-from transformer_nfn.prediction.predictors import Predictor
 from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.zoo import BuildOptions, NetworkSizes, Zoo, build_mixed, size_groups
 from transformer_nfn.zoo.export import export_authors
@@ -330,7 +330,7 @@ def test_networks_of_other_sizes_are_listed_and_refused_in_a_sentence(tmp_path: 
     export_authors(zoo, tmp_path / "out")
     file = next((tmp_path / "out" / "digits").iterdir())
     (network,) = resolve_networks([file])
-    found = load_network(network, zoo.sizes, [Predictor("any", None)])
+    found = load_network(network, zoo.sizes, [Predictor()])
     assert (found.sizes, found.left_out) == (zoo.sizes, ())
 
 

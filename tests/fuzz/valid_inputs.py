@@ -20,7 +20,7 @@ from transformer_nfn.models import tensors_of
 from transformer_nfn.networks import save_network
 from transformer_nfn.prediction.data import Parts, Selection, describe_zoo, load_parts
 from transformer_nfn.prediction.experiment import Experiment, train_run
-from transformer_nfn.prediction.strategies import Protocol
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.training import Execution
 from transformer_nfn.spaces import attention_block
 from transformer_nfn.testing import write_example_checkpoint

@@ -8,9 +8,9 @@ import pytest
 import torch
 from made_networks import KilledError, groups, parts
 
-from transformer_nfn.prediction.predictors import module_builder
-from transformer_nfn.prediction.probe_search import find_probes
-from transformer_nfn.prediction.strategies import Protocol
+from transformer_nfn.models.whole_network.search import find_probes
+from transformer_nfn.prediction.predictors import predictor_builder
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.training import Execution, SeedTrainer, seed_orders, train_seeds
 
 pytestmark = pytest.mark.gpu
@@ -27,7 +27,7 @@ def data():
 
 
 def trainer(data, seeds, model="transformer_nfn", **options):
-    build = module_builder(model, data.train, {})
+    build = predictor_builder(model, data.train, {})
     return SeedTrainer(build, data, PROTOCOL, seeds, together=True, **options)
 
 
@@ -88,7 +88,8 @@ def test_seeds_together_are_seeds_alone(data, model):
 
 def test_every_kind_of_network_has_steps_of_its_own():
     mixed = groups().to("cuda")
-    build = module_builder("whole_network", mixed.train[0], {"probes": 6, "rank": 4, "hidden": 8})
+    options = {"probes": 6, "rank": 4, "hidden": 8}
+    build = predictor_builder("whole_network", mixed.train[0], options)
     losses, held = [], []
     for capture in (True, False):
         each = SeedTrainer(build, mixed, PROTOCOL, [0, 1], together=True, capture=capture)
@@ -107,7 +108,8 @@ def test_every_kind_of_network_has_steps_of_its_own():
 
 def test_probes_are_found_in_networks_of_several_kinds():
     mixed = groups().to("cuda")
-    module = module_builder("whole_network", mixed.train[0], {"probes": 6, "rank": 4})().to("cuda")
+    options = {"probes": 6, "rank": 4}
+    module = predictor_builder("whole_network", mixed.train[0], options)().to("cuda")
     before = module.probes().detach().clone()
     find_probes(module, mixed.train, 0, steps=12)
     assert module.probes().isfinite().all()
@@ -116,7 +118,7 @@ def test_probes_are_found_in_networks_of_several_kinds():
 
 @pytest.mark.parametrize("seeds", [[7], [0, 1]])
 def test_a_killed_training_ends_with_the_same_weights(data, tmp_path, seeds):
-    build = module_builder("transformer_nfn", data.train, {})
+    build = predictor_builder("transformer_nfn", data.train, {})
     whole = train_seeds(build, data, PROTOCOL, seeds)
 
     def kill(line):

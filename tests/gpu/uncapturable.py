@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "prediction"))
 from made_networks import parts
 
 from transformer_nfn.models import MLP
-from transformer_nfn.prediction.strategies import Protocol
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.training import SeedTrainer
 
 

@@ -15,8 +15,8 @@ from transformer_nfn.models import HiddenProbe, NeuralGraph, ProbeGen, network_o
 from transformer_nfn.prediction.data import Dataset, Parts
 from transformer_nfn.prediction.experiment import train_run
 from transformer_nfn.prediction.predictors import load_predictors
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import predictions_on_test, read_predictions
-from transformer_nfn.prediction.strategies import Protocol
 
 TOKENS, CLASSES, PATCH, D = 9, 5, 4, 8
 PROBES = {"probes": 6, "latent": 3, "channels": 2, "hidden": 8, "layers": 3}
@@ -198,7 +198,7 @@ def test_a_planted_target_is_found(name: str, tmp_path: Path) -> None:
     _, predicted = predictions_on_test(read_predictions(tmp_path))
     (loaded,) = load_predictors(tmp_path, run)
     torch.testing.assert_close(
-        loaded.predict(data.test).double(), torch.from_numpy(predicted[0]), rtol=0, atol=1e-5
+        loaded.predict(data.test.network).double(), torch.from_numpy(predicted[0]), rtol=0, atol=1e-5
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ def test_a_disguise_changes_no_prediction(name: str, tmp_path: Path) -> None:
     assert not torch.allclose(pair["weights"][0], pair["weights"][1], atol=1e-2)
     pair["features"] = torch.zeros(2, 3, dtype=torch.float64)
     torch.manual_seed(0)
-    predictor = WholeCheckpoint.of(pair, probes=8)
+    predictor = WholeCheckpoint.of(SimpleNamespace(network=pair), probes=8)
     predictor.output_head.weight.normal_()
     with torch.no_grad():
         first, second = predictor.logits(pair)

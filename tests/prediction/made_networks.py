@@ -19,8 +19,8 @@ from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.models import network_of
 from transformer_nfn.prediction.data import Dataset, Parts, SizeGroups
 from transformer_nfn.prediction.experiment import Experiment
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import CONFIGURATION, RUN_FILE, RunRecord
-from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.training import Execution, train_seeds
 from transformer_nfn.zoo import NetworkSizes
 

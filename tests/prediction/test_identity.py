@@ -9,8 +9,8 @@ from made_networks import ABOUT, experiment, parts
 from transformer_nfn.models import map_network, tensors_of
 from transformer_nfn.prediction.data import SizeGroups
 from transformer_nfn.prediction.experiment import train_run, training_identity
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import RunError
-from transformer_nfn.prediction.strategies import Protocol
 
 DATA = parts(24, 8, 8)
 SHORT = experiment("mlp", protocol=Protocol(epochs=2))

@@ -9,6 +9,7 @@ import torch
 from scipy.special import expit
 
 from cases import trials
+from transformer_nfn.models.whole_network.curve import fit_curve
 from transformer_nfn.models.whole_network.model import piecewise_linear
 from transformer_nfn.prediction.metrics import (
     BOOTSTRAP_SAMPLES,
@@ -20,7 +21,6 @@ from transformer_nfn.prediction.metrics import (
     scores,
     standard_error,
 )
-from transformer_nfn.prediction.strategies import fit_curve
 
 
 def test_scores_are_what_they_are_defined_to_be():

@@ -24,14 +24,14 @@ from safetensors.torch import save_file
 from scipy.stats import kendalltau
 
 from tnfn_command import as_json, assert_refused, printed
-from transformer_nfn.prediction import strategies
+from transformer_nfn.models.whole_network import model
 from transformer_nfn.prediction.data import FRACTIONS, SizeGroups
 from transformer_nfn.prediction.evaluate import evaluate
 from transformer_nfn.prediction.experiment import train_run
 from transformer_nfn.prediction.predict import predict
-from transformer_nfn.prediction.predictors import module_builder
+from transformer_nfn.prediction.predictors import predictor_builder
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import RunError, RunRecord, read_predictions
-from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.training import SeedTrainer, seed_orders, train_seeds
 from transformer_nfn.prediction.training_set import TrainingDigests
 from transformer_nfn.prediction.uncertainty import UNMEASURED
@@ -44,19 +44,19 @@ WHOLE = experiment("whole_network", (0, 1), protocol=SHORT, options=SMALL)
 @pytest.fixture(autouse=True, scope="module")
 def _short_epochs():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strategies, "MIN_EPOCH", 90)
+        patch.setattr(model, "MIN_EPOCH", 90)
         yield
 
 
 def trainer(data, seeds=(0,), epoch=0):
-    build = module_builder("whole_network", SizeGroups.of(data).train[0], SMALL)
+    build = predictor_builder("whole_network", SizeGroups.of(data).train[0], SMALL)
     made_trainer = SeedTrainer(build, data, SHORT, list(seeds), together=True)
     made_trainer.epoch = epoch
     return made_trainer
 
 
 def builder(data):
-    return module_builder("whole_network", data.train[0], SMALL)
+    return predictor_builder("whole_network", data.train[0], SMALL)
 
 
 def test_one_size_of_a_mixed_zoo_is_trained_as_its_zoo_alone(tmp_path):
@@ -151,9 +151,9 @@ def test_a_record_reports_every_size_and_those_left_out(tmp_path):
 
 
 def test_a_predictor_of_one_size_is_rejected(tmp_path):
-    for model in ("mlp", "transformer_nfn", "invariant_boosting"):
-        with pytest.raises(RunError, match=f"'{model}' reads networks of one size: of a mixed zoo"):
-            train_run(MIXED_ABOUT, groups(), experiment(model), tmp_path / "run")
+    for name in ("mlp", "transformer_nfn", "invariant_boosting"):
+        with pytest.raises(RunError, match=f"'{name}' reads networks of one size: of a mixed zoo"):
+            train_run(MIXED_ABOUT, groups(), experiment(name), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

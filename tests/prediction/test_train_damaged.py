@@ -10,8 +10,8 @@ from guard_run import guard_run
 
 from tnfn_command import as_json, assert_refused
 from transformer_nfn.io.tensor_files import read_tensors
+from transformer_nfn.models.whole_network.search import search_steps
 from transformer_nfn.prediction.guard import GUARD_FILE
-from transformer_nfn.prediction.probe_search import search_steps
 from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import damages, parse_damages

@@ -14,18 +14,19 @@ from made_networks import (
 )
 from scipy.stats import kendalltau
 
-from transformer_nfn.prediction.cuda_graphs import no_update
+from transformer_nfn.models import TransformerNFN
+from transformer_nfn.models.cuda_graphs import no_update
 from transformer_nfn.prediction.experiment import train_run
-from transformer_nfn.prediction.predictors import Predictor, module_builder
+from transformer_nfn.prediction.predictors import predictor_builder
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import RunError, RunRecord, read_predictions
-from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.training import STATE_FILE, Execution, SeedTrainer, train_seeds
 
 SHORT = Protocol(epochs=4)
 
 
 def builder(data, **options):
-    return module_builder("transformer_nfn", data.train, {"channels": [2], **options})
+    return predictor_builder("transformer_nfn", data.train, {"channels": [2], **options})
 
 
 def trainer(data, seeds=(0, 1), **options):
@@ -45,12 +46,12 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
 @pytest.mark.parametrize("model", ["transformer_nfn", "mlp", "statnn"])
 def test_seeds_together_are_seeds_alone(model):
     data = parts()
-    build = module_builder(model, data.train, {})
+    build = predictor_builder(model, data.train, {})
     together = train_seeds(build, data, SHORT, [3, 4])
     for i, seed in enumerate((3, 4)):
         alone = train_seeds(build, data, SHORT, [seed])
-        left = Predictor(model, together.modules[i]).predict(data.test)
-        right = Predictor(model, alone.modules[0]).predict(data.test)
+        left = together.modules[i].predict(data.test.network)
+        right = alone.modules[0].predict(data.test.network)
         assert together.best_epoch[i] == alone.best_epoch[0]
         assert torch.allclose(left, right, atol=1e-4)
 
@@ -101,8 +102,9 @@ def test_a_run_folder_is_complete_and_read_again(tmp_path):
     assert record.selection["train"] == 40
     found = read_predictions(tmp_path / "run")
     test = (found["split"] == "test") & (found["seed"] == 1)
-    predictor = Predictor.load("transformer_nfn", tmp_path / "run" / "seed-1")
-    assert np.allclose(predictor.predict(data.test).numpy(), found["predicted"][test], atol=1e-6)
+    predictor = TransformerNFN.load(tmp_path / "run" / "seed-1")
+    again = predictor.predict(data.test.network).numpy()
+    assert np.allclose(again, found["predicted"][test], atol=1e-6)
     assert (found["low"] <= found["predicted"]).all()
     mean = (found["predicted"][found["split"] == "test"]).reshape(2, -1).mean(0)
     expected = kendalltau(data.test.accuracy.numpy(), mean).statistic
@@ -160,7 +162,7 @@ def test_warm_up_steps_leave_no_trace(epochs_before):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 0.0), (torch.float32, 2e-5)])
 def test_a_learning_rate_in_a_tensor_is_that_learning_rate(dtype, tolerance, together, tmp_path):
     data = parts()
-    build = module_builder("transformer_nfn", data.train, {})
+    build = predictor_builder("transformer_nfn", data.train, {})
     plain, held = (SeedTrainer(build, data, SHORT, [0, 1], together=together) for _ in range(2))
     held.hold_rate(torch.zeros((), dtype=dtype))
     for each in (plain, held):

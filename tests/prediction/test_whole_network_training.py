@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from made_networks import (
+    ABOUT,
     SMALL,
     check_killed_and_resumed,
     experiment,
@@ -14,11 +15,12 @@ from made_networks import (
 )
 
 from transformer_nfn.models import WholeNetwork, map_network
-from transformer_nfn.prediction import predictors
+from transformer_nfn.models.pretrained import Pretrained
+from transformer_nfn.models.whole_network import model
+from transformer_nfn.models.whole_network.search import find_probes
 from transformer_nfn.prediction.experiment import train_run
-from transformer_nfn.prediction.predictors import Predictor, module_builder
-from transformer_nfn.prediction.probe_search import find_probes
-from transformer_nfn.prediction.strategies import Protocol, TrainingStrategy, WholeNetworkStrategy
+from transformer_nfn.prediction.predictors import predictor_builder
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.training import SeedTrainer, train_seeds
 from transformer_nfn.zoo import NetworkSizes
 
@@ -34,7 +36,7 @@ def with_more():
 
 
 def builder(data, **options):
-    return module_builder("whole_network", data.train, {**SMALL, **options})
+    return predictor_builder("whole_network", data.train, {**SMALL, **options})
 
 
 def test_probes_become_what_good_networks_agree_on():
@@ -74,7 +76,7 @@ def test_the_same_seed_finds_the_same_probes():
 def test_probes_learn_with_the_heads_if_there_are_many_networks(monkeypatch, many):
     data = parts()
     if many:
-        monkeypatch.setattr(predictors, "MANY_NETWORKS", len(data.train))
+        monkeypatch.setattr(model, "MANY_NETWORKS", len(data.train))
     trainer = SeedTrainer(builder(data), data, SHORT, [0], together=False)
     list(trainer.start())
     module = trainer.modules[0]
@@ -82,27 +84,26 @@ def test_probes_learn_with_the_heads_if_there_are_many_networks(monkeypatch, man
     trainer.train_epoch()
     assert torch.equal(module.probes(), found) is not many
     assert not torch.equal(module.output_head[0].weight, head)
-    assert ("outputs" in trainer.inputs[0].train[0]) is not many
+    assert ("outputs" in trainer.inputs[0][0][0]) is not many
 
 
 def test_a_killed_training_of_probes_ends_with_the_same_weights(monkeypatch, tmp_path):
     data = parts()
-    monkeypatch.setattr(predictors, "MANY_NETWORKS", len(data.train))
+    monkeypatch.setattr(model, "MANY_NETWORKS", len(data.train))
     check_killed_and_resumed(builder(data), data, SHORT, tmp_path, epoch=3)
 
 
 @pytest.mark.parametrize("options", [{"probes": 0}, {}])
 def test_a_run_is_read_back_and_predicts_the_same(tmp_path, options):
     data = with_more()
-    about = {"name": "made", "task": "digits", "networks": 72}
     run = experiment("whole_network", (0, 1), protocol=SHORT, options={**SMALL, **options})
-    record = train_run(about, data, run, tmp_path)
+    record = train_run(ABOUT, data, run, tmp_path)
     assert record.model == "whole_network"
-    predictor = Predictor.load("whole_network", tmp_path / "seed-0")
-    again = Predictor.load("whole_network", tmp_path / "seed-0")
+    predictor = WholeNetwork.load(tmp_path / "seed-0")
+    again = WholeNetwork.load(tmp_path / "seed-0")
     moved = replace(data.test, network=map_network(data.test.network, torch.clone))
-    assert torch.equal(predictor.predict(data.test), again.predict(moved))
-    assert train_run(about, data, run, tmp_path).summary == record.summary
+    assert torch.equal(predictor.predict(data.test.network), again.predict(moved.network))
+    assert train_run(ABOUT, data, run, tmp_path).summary == record.summary
 
 
 def test_predictions_are_on_the_scale_of_the_validation_networks(monkeypatch):
@@ -113,7 +114,7 @@ def test_predictions_are_on_the_scale_of_the_validation_networks(monkeypatch):
     }
     data = replace(data, **narrow)
     scaled = train_seeds(builder(data), data, SHORT, [0]).modules[0]
-    monkeypatch.setattr(WholeNetworkStrategy, "finish", TrainingStrategy.finish)
+    monkeypatch.setattr(WholeNetwork, "finish", Pretrained.finish)
     raw = train_seeds(builder(data), data, SHORT, [0]).modules[0]
     with torch.no_grad():
         here, before = scaled.logits(data.val.network), raw.logits(data.val.network)

@@ -9,13 +9,13 @@ from transformer_nfn.checkpoints import open_model
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.prediction.data import describe_zoo
 from transformer_nfn.prediction.metrics import scores
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import (
     CONFIGURATION,
     RunRecord,
     read_predictions,
     write_predictions,
 )
-from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.testing import write_example_checkpoint
 from transformer_nfn.zoo import MixedZoo, ModelZoo, SizeGroup, Zoo
 from transformer_nfn.zoo.store.zoo import write_groups

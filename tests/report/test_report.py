@@ -11,8 +11,8 @@ from scipy.stats import binomtest
 from store_damage import sign_run
 
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.models.predictor import model_name
 from transformer_nfn.paper.gather import gather
-from transformer_nfn.paper.numbers import model_name
 from transformer_nfn.prediction.runs import (
     PREDICTIONS_FILE,
     RUN_FILE,

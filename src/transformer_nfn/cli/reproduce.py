@@ -149,12 +149,12 @@ def _table(
     name: str, zoo: Path, out: Path, choice: dict[str, Any], training: dict[str, Any], quiet: bool
 ) -> list[Any]:
     """Records of all cells of a table, for a choice of models and sizes."""
+    from transformer_nfn.models.predictor import find
     from transformer_nfn.paper.figures import check_matplotlib
     from transformer_nfn.paper.tables import reproduce, zoo_cells
-    from transformer_nfn.prediction.predictors import check_name
 
     for model in choice["models"] or ():
-        check_name(model)
+        find(model)
     total = len(zoo_cells(name, zoo, percent=training["percent"], **choice))
     if name == LEARNING_CURVE.name:
         check_matplotlib()

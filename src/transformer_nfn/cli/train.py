@@ -129,6 +129,7 @@ def train_command(
 
       tnfn train mnist-sample --out run   # by name, see `tnfn assets`
     """
+    from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, facts, find, names
     from transformer_nfn.prediction.data import (
         Parts,
         Selection,
@@ -137,28 +138,21 @@ def train_command(
         load_networks,
     )
     from transformer_nfn.prediction.experiment import Experiment, check_networks, train_run
-    from transformer_nfn.prediction.own_networks import MODELS as OWN_MODELS
     from transformer_nfn.prediction.own_networks import describe_own_zoo, load_own_networks
-    from transformer_nfn.prediction.predictors import (
-        ALL_CHECKPOINTS,
-        NEURAL,
-        PREDICTORS,
-        check_name,
-    )
-    from transformer_nfn.prediction.strategies import Protocol
+    from transformer_nfn.prediction.protocol import Protocol
     from transformer_nfn.prediction.target import CHECKPOINT_COLUMNS, target_columns
     from transformer_nfn.prediction.training import Execution
     from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo, open_zoo
     from transformer_nfn.zoo.damage import parse_damages
 
     if model == "list":
-        echo_json(list(PREDICTORS)) if as_json else typer.echo("\n".join(PREDICTORS))
+        echo_json(names()) if as_json else typer.echo("\n".join(names()))
         return
     if model is not None:
-        check_name(model)
+        find(model)
     if zoo is not None and target == "list":
-        names = target_columns(open_zoo(zoo))
-        echo_json(names) if as_json else typer.echo("\n".join(names))
+        columns = target_columns(open_zoo(zoo))
+        echo_json(columns) if as_json else typer.echo("\n".join(columns))
         return
     if zoo is None or out is None:
         missing = "a zoo to train on" if zoo is None else "the run folder to write with --out"
@@ -167,18 +161,18 @@ def train_command(
     opened = open_zoo(zoo)
     own = isinstance(opened, ModelZoo)
     model = model or "whole_network"
-    other_zoos = damaged is not None or leave_out is not None or min_accuracy
-    if own and (model not in OWN_MODELS or other_zoos):
+    if own and (damaged is not None or leave_out is not None or min_accuracy):
         raise TransformerNFNError(
-            f"'{zoo}' holds checkpoints of any family: train {', '.join(OWN_MODELS[:-1])} or "
-            f"{OWN_MODELS[-1]} on it, without --damaged, --leave-out and --min-accuracy"
+            f"'{zoo}' holds checkpoints of any family: train on it without --damaged, --leave-out "
+            "and --min-accuracy"
         )
+    about = facts(model, CHECKPOINTS if own else BUILT)
     check_networks(model, mixed=isinstance(opened, MixedZoo), damaged=damaged is not None)
     selection = Selection(
         None if own or target in CHECKPOINT_COLUMNS else percent,
         min_accuracy,
         target=target,
-        all_checkpoints=model in ALL_CHECKPOINTS,
+        all_checkpoints=about.every_checkpoint,
         leave_out=() if leave_out is None else tuple(leave_out.split(",")),
     )
     with epochs_bar(model, quiet=as_json) as report:
@@ -193,8 +187,7 @@ def train_command(
     if damaged is not None and isinstance(opened, Zoo) and isinstance(networks, Parts):
         ignored = None if hold_out is None else parse_damages(hold_out)
         copies = load_damaged(Zoo.open(damaged), opened, networks, ignored)
-    if model in NEURAL:
-        networks = networks.to(pick_device(device))
+    networks = networks.to(pick_device(device))
     protocol = Protocol.of(model, epochs, batch, lr)
     with epochs_bar(model, quiet=as_json) as report:
         record = train_run(

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models.network import blocks_of, flat, paper_block, paper_sizes, same_batch
-from transformer_nfn.models.pretrained import Pretrained
+from transformer_nfn.models.predictor import STATISTICS as STATISTICS_OF_TENSORS
+from transformer_nfn.models.predictor import Networks, predictor
+from transformer_nfn.models.pretrained import Inputs, Pretrained
 from transformer_nfn.models.statistics import COUNT, statistics
 from transformer_nfn.spaces import WeightSpace
 
@@ -19,6 +21,7 @@ STATISTICS = "statistics"
 CLASSIFIER_TENSORS = 4
 
 
+@predictor("mlp")
 class MLP(Pretrained):
     """A linear layer on each flattened part of the network, and one head on all of them.
 
@@ -34,6 +37,8 @@ class MLP(Pretrained):
         classifier: weights in the classifier of a network; None leaves it out.
         hidden: width of every layer.
     """
+
+    title, place = "MLP", 1
 
     def __init__(
         self,
@@ -82,6 +87,7 @@ class MLP(Pretrained):
         return _head(self.head, [torch.relu(x) for x in parts])
 
 
+@predictor("statnn")
 class StatNN(Pretrained):
     """An MLP on mean, variance and quartiles of each tensor (Unterthiner et al., 2020).
 
@@ -101,6 +107,9 @@ class StatNN(Pretrained):
         hidden: width of the layers on statistics.
         embedding_hidden: width of the layer on the embedding.
     """
+
+    title, place = "StatNN", 2
+    reads = STATISTICS_OF_TENSORS
 
     def __init__(
         self,
@@ -163,9 +172,21 @@ class StatNN(Pretrained):
         return _head(self.head, [torch.relu(x) for x in parts])
 
     @torch.no_grad()
-    def prepared(self, network: Mapping[str, Any]) -> dict[str, Any]:
+    def prepared(
+        self, network: Mapping[str, Any], positions: Tensor | None = None
+    ) -> dict[str, Any]:
         """The network with its statistics beside its weights."""
         return {**network, STATISTICS: self._features(network)}
+
+    def start(
+        self, train: Sequence[Networks], val: Sequence[Networks], seed: int, epochs: int, *,
+        fresh: bool,
+    ) -> Inputs:  # fmt: skip
+        """Drop the weights: the statistics are enough."""
+        first, second = (
+            [{STATISTICS: data.network[STATISTICS]} for data in part] for part in (train, val)
+        )
+        return first, second
 
     def logits(self, network: Mapping[str, Any]) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""

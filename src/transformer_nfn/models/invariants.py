@@ -19,6 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models.network import same_batch
+from transformer_nfn.models.predictor import INVARIANTS, predictor
 from transformer_nfn.models.statistics import bounded, mean_and_scale, signed_log, sorted_statistics
 from transformer_nfn.models.tabular import Held, TabularPredictor, TensorPredictor
 from transformer_nfn.models.trees import LightGBMPredictor
@@ -192,6 +193,7 @@ class InvariantPredictor(TabularPredictor):
         return out
 
 
+@predictor("invariant_boosting")
 class InvariantBoosting(InvariantPredictor, LightGBMPredictor):
     """LightGBM on statistics and spectra of invariants.
 
@@ -206,6 +208,9 @@ class InvariantBoosting(InvariantPredictor, LightGBMPredictor):
         threads: None for as many as OpenMP allows.
         whole: read `whole_invariants`, as many features for networks of any size and task.
     """
+
+    title, place = "Boosting on invariants", 6
+    reads = INVARIANTS
 
     PARAMS: ClassVar[Mapping[str, Any]] = {
         "objective": "regression",
@@ -231,6 +236,7 @@ class InvariantBoosting(InvariantPredictor, LightGBMPredictor):
         self._set_space(space)
 
 
+@predictor("invariant_mlp")
 class InvariantMLP(InvariantPredictor, TensorPredictor):
     """A small MLP on the signed logarithm of invariants, standardised on the training part.
 
@@ -244,6 +250,9 @@ class InvariantMLP(InvariantPredictor, TensorPredictor):
         epochs: largest number of epochs.
         whole: read `whole_invariants`, as many features for networks of any size and task.
     """
+
+    title, place = "MLP on invariants", 7
+    reads = INVARIANTS
 
     def __init__(
         self,

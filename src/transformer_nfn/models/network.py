@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -15,6 +15,7 @@ from transformer_nfn.known_tasks import HEADS, HIDDEN, KNOWN_TASKS, PAPER_TASKS,
 from transformer_nfn.spaces import Weights, WeightSpace, attention_block
 from transformer_nfn.spaces.axis import under_prefix
 
+BATCH = 256
 Part = Tensor | Mapping[str, Tensor]
 """A tensor ``[batch, …]``, or several by name; read flat, names in alphabetical order."""
 
@@ -108,6 +109,13 @@ def in_chunks(network: Mapping[str, Any], size: int) -> Iterator[Network]:
     count = len(next(iter(tensors_of(network).values())))
     for at in range(0, max(count, 1), size):
         yield map_network(network, lambda w, at=at: w[at : at + size])
+
+
+def in_batches(
+    logits: Callable[[Mapping[str, Any]], Tensor], network: Mapping[str, Any]
+) -> Tensor:
+    """Evaluate ``logits`` on all networks in batches; networks are the last axis of its output."""
+    return torch.cat([logits(part) for part in in_chunks(network, BATCH)], -1)
 
 
 def flat(network: Mapping[str, object], part: str, width: int) -> Tensor:

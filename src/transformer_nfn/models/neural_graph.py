@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from transformer_nfn.models.predictor import predictor
 from transformer_nfn.models.task_reader import TaskReader
 from transformer_nfn.spaces import WeightSpace
 
@@ -153,6 +154,7 @@ class GraphLayer(nn.Module):
         return torch.cat(list(parts.values()), 1)
 
 
+@predictor("neural_graph")
 class NeuralGraph(TaskReader):
     """Graph network on a network's own graph (Kofinas et al., 2024; Lim et al., 2024).
 
@@ -176,6 +178,10 @@ class NeuralGraph(TaskReader):
         edges: width of the state of an edge.
         layers: number of layers.
     """
+
+    stacked = True
+    title = "Neural graph"
+    protocol: ClassVar[Mapping[str, Any]] = {"batch": 32}
 
     def __init__(
         self,

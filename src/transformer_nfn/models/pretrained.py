@@ -9,30 +9,90 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.io.checkpoint import Checkpoint
 from transformer_nfn.io.files import write_text
 from transformer_nfn.io.json_fields import read_object
 from transformer_nfn.io.tensor_files import write_tensors
+from transformer_nfn.models.network import in_batches, map_network
+from transformer_nfn.models.predictor import Networks, Predictor
 from transformer_nfn.spaces import WeightSpace
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+Inputs = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+"""Training and validation networks of each size, as a module reads them in every step."""
 LARGEST_AXIS = 4096
 """Sizes up to this need no check: such a model fits anywhere."""
 
 
-class Pretrained(nn.Module):
-    """A model with a configuration; subclasses set `space` and `_config` and define `logits`."""
+class Pretrained(nn.Module, Predictor):
+    """A model with a configuration; subclasses set `space` and `_config` and define `logits`.
+
+    Its training is the paper's: Adam, binary cross-entropy, every network once per epoch. A
+    subclass may have another loss and optimiser, and work to do before and after.
+
+    Attributes:
+        stacked: whether seeds can share each step, as one pass over stacked parameters.
+        start_note: progress note for `start`, if it takes long.
+    """
 
     space: WeightSpace
+    stacked = True
+    start_note = ""
     _config: dict[str, Any]
+
+    @classmethod
+    def of(cls, data: Networks, **options: Any) -> Self:
+        """A model for networks like these."""
+        blocks = len(data.network["blocks"])
+        return cls(data.block_space, blocks, **(data.sizes | options))
+
+    def networks_per_epoch(self, networks: Sequence[int], runs: Sequence[int]) -> list[int]:
+        """Number of networks of each size in an epoch, given those there are, and their runs."""
+        return list(networks)
+
+    def start(
+        self, train: Sequence[Networks], val: Sequence[Networks], seed: int, epochs: int, *,
+        fresh: bool,
+    ) -> Inputs:  # fmt: skip
+        """Set up before training, networks of each size; ``fresh`` unless a killed one resumes."""
+        return [data.network for data in train], [data.network for data in val]
+
+    def finish(self, val: Sequence[Networks], inputs: Sequence[Mapping[str, Any]]) -> None:
+        """Finish at the best epoch, by the validation networks of each size."""
+
+    def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
+        """Loss on one batch."""
+        return binary_cross_entropy_with_logits(logits, accuracy)
+
+    def optimiser(self, state: Mapping[str, Tensor], **options: Any) -> torch.optim.Optimizer:
+        """Optimiser of the parameters of all seeds, named ``SEED.PARAMETER``, by Adam's options."""
+        return torch.optim.Adam(list(state.values()), **options)
+
+    @torch.no_grad()
+    def predict(self, network: Mapping[str, Any]) -> Tensor:
+        """Predicted accuracy of each network, ``[n]`` in float32; NaN where numbers overflow."""
+        self.eval()
+        device = next(self.parameters()).device
+
+        def logits(part: Mapping[str, Any]) -> Tensor:
+            return self.logits(map_network(part, lambda w: w.to(device)))
+
+        found = in_batches(logits, network).cpu()
+        return torch.sigmoid(torch.where(found.isinf(), torch.nan, found))
+
+    @property
+    def num_parameters(self) -> int | None:
+        """Number of trainable parameters."""
+        return sum(int(p.numel()) for p in self.parameters())
 
     def logits(self, network: Mapping[str, Any]) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""
@@ -65,6 +125,15 @@ class Pretrained(nn.Module):
             raise SpaceError(
                 f"a model's config is malformed ({type(error).__name__}: {error})"
             ) from error
+
+    def save(self, folder: str | Path) -> Path:
+        """Write into a folder, as every predictor is."""
+        return self.save_pretrained(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Read what `save` wrote."""
+        return cls.from_pretrained(folder)
 
     def save_pretrained(self, save_directory: str | Path) -> Path:
         """Write ``config.json`` and ``model.safetensors`` into a folder, made if need be."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from transformer_nfn.functional.zoo_network import EPS
 from transformer_nfn.models.network import in_chunks
+from transformer_nfn.models.predictor import OUTPUTS, predictor
 from transformer_nfn.models.task_reader import TaskReader
 from transformer_nfn.models.whole_network.probes import (
     CHUNK,
@@ -78,6 +79,7 @@ class ProbeGenerator(nn.Module):
         return images.reshape(-1, *sides).transpose(2, 3).reshape(-1, self.tokens, self.width)
 
 
+@predictor("probegen")
 class ProbeGen(TaskReader):
     """An MLP on the outputs of networks on generated probes (ProbeGen, Kahana et al., 2024).
 
@@ -99,6 +101,10 @@ class ProbeGen(TaskReader):
         hidden: width of the MLP.
         layers: linear layers of the MLP.
     """
+
+    reads = OUTPUTS
+    title = "ProbeGen"
+    protocol: ClassVar[Mapping[str, Any]] = {"batch": 32, "lr": 5e-4}
 
     def __init__(
         self,
@@ -135,6 +141,7 @@ class ProbeGen(TaskReader):
         return probe_outputs(network, self.generator(), where).logits.flatten(1)
 
 
+@predictor("hidden_probe")
 class HiddenProbe(ProbeGen):
     """`ProbeGen` that also reads hidden responses (after HiddenProbe, Sverdlov et al., 2026).
 
@@ -150,6 +157,8 @@ class HiddenProbe(ProbeGen):
         codes: numbers that encode the responses of a channel.
         options: of `ProbeGen`.
     """
+
+    title = "After HiddenProbe"
 
     def __init__(self, *arguments: Any, codes: int = 24, **options: Any) -> None:
         super().__init__(*arguments, codes=codes, **options)

@@ -22,6 +22,7 @@ from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.files import write_bytes
 from transformer_nfn.io.json_fields import Fields, read_object
 from transformer_nfn.models.checkpoint_batch import WEIGHTS, by_size
+from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, PACKED, Networks, Predictor
 
 FORMAT = 1
 METADATA = "predictor.json"
@@ -37,13 +38,15 @@ class PredictorError(TransformerNFNError):
     """A predictor that cannot be fitted, read or used on these networks."""
 
 
-class TabularPredictor:
+class TabularPredictor(Predictor):
     """Predictor of accuracies from a table of numbers, one row per network.
 
     Subclasses define the row of a network (`table`), how a table is learned (`_learn`) and read
     (`_read`), and the files that hold the fitted state (`_files`, `_restore`).
     """
 
+    zoos = (BUILT, CHECKPOINTS)
+    reads = PACKED
     settings: dict[str, Any]
     width: int | None = None
     _classes: ClassVar[dict[str, type[TabularPredictor]]] = {}
@@ -51,6 +54,11 @@ class TabularPredictor:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         TabularPredictor._classes[cls.__name__] = cls
+
+    @classmethod
+    def of(cls, data: Networks, **options: Any) -> Self:
+        """A predictor of networks like these."""
+        return cls(**options)
 
     def fit(
         self,
@@ -91,7 +99,7 @@ class TabularPredictor:
             )
         finite = np.isfinite(x).all(1)  # a tree would take NaN for a small number
         values = np.where(finite, self._read(x), np.nan)
-        return torch.from_numpy(values.astype(np.float32))
+        return torch.from_numpy(values.astype(np.float32)).clamp(0, 1)
 
     @property
     def num_parameters(self) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,39 +11,12 @@ from torch import Tensor, nn
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional import sinusoids
 from transformer_nfn.models.network import paper_block
+from transformer_nfn.models.predictor import SIZE_TEXTS, Networks, TaskSizes
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.spaces import WeightSpace
 
-SIZE_TEXTS: Mapping[str, str] = {
-    "blocks": "{} blocks",
-    "patch": "{} pixels in a patch",
-    "classes": "{} classes",
-    "d_model": "width {}",
-    "heads": "{} heads",
-    "d_ff": "{} neurons",
-    "tokens": "{} tokens",
-}
-"""Text of each size of a network, the most telling first."""
-
-
-class TaskSizes(Protocol):
-    """Sizes of a network that its task determines, and its width."""
-
-    @property
-    def patch(self) -> int:
-        """Pixels in a patch, 0 for word vectors."""
-
-    @property
-    def classes(self) -> int:
-        """Number of logits."""
-
-    @property
-    def tokens(self) -> int:
-        """Most tokens of an input."""
-
-    @property
-    def d_model(self) -> int:
-        """Width of the network."""
+MAX_TOKENS = 49
+"""Most tokens of a generated input: as many as an image of the paper has."""
 
 
 class TaskReader(Pretrained):
@@ -58,6 +31,8 @@ class TaskReader(Pretrained):
     """
 
     head: nn.Module
+    any_size = True
+    stacked = False  # each seed has its own probes
 
     def __init__(self, space: WeightSpace | None, images: bool, **sizes: int) -> None:
         super().__init__()
@@ -67,6 +42,19 @@ class TaskReader(Pretrained):
                 raise SpaceError(f"'{name}' expected a whole number, found {str(size)[:40]}")
         self._config = {**sizes, "images": images}
         self._positions: dict[tuple[int, torch.device], Tensor] = {}
+
+    @classmethod
+    def of(cls, data: Networks, **options: Any) -> Self:
+        """A model for networks like these."""
+        embedding, last = data.network.get("embedding"), data.network["classifier"]
+        first = data.network["blocks"][0]["W_Q"]
+        sizes: dict[str, Any] = {
+            "tokens": min(data.tokens or MAX_TOKENS, MAX_TOKENS),
+            "width": first.shape[3] if embedding is None else embedding["W"].shape[1],
+            "classes": last["W_2"].shape[-1],
+            "images": embedding is not None,
+        }
+        return cls(data.block_space, **(sizes | options))
 
     def features(self, network: Mapping[str, Any]) -> Tensor:
         """Inputs of the head, ``[batch, F]``; F is the same for networks of any size."""

@@ -10,6 +10,7 @@ import torch
 from transformer_nfn.models.checkpoint_batch import WEIGHTS
 from transformer_nfn.models.invariants import InvariantBoosting, InvariantMLP
 from transformer_nfn.models.network import same_batch, tensors_of
+from transformer_nfn.models.predictor import OTHERS, PACKED, STATISTICS, predictor
 from transformer_nfn.models.statistics import fit_ridge, mean_and_scale, sorted_statistics
 from transformer_nfn.models.tabular import Held, TensorPredictor, flattened, only_size
 
@@ -31,6 +32,7 @@ def tensor_statistics(network: Mapping[str, object]) -> np.ndarray:
     return out
 
 
+@predictor("statistics_mlp")
 class StatisticsMLP(InvariantMLP):
     """A small MLP on mean, variance and quartiles of each tensor, standardised.
 
@@ -39,19 +41,27 @@ class StatisticsMLP(InvariantMLP):
     7
     """
 
+    title, place = "MLP on statistics", OTHERS
+    reads = STATISTICS
+
     def table(self, network: Mapping[str, object]) -> np.ndarray:
         """Seven statistics of every tensor."""
         return tensor_statistics(network)
 
 
+@predictor("statistics_boosting")
 class StatisticsBoosting(InvariantBoosting):
     """LightGBM on mean, variance and quartiles of each tensor."""
 
+    title, place = "Boosting on statistics", OTHERS
+    reads = STATISTICS
+
     def table(self, network: Mapping[str, object]) -> np.ndarray:
         """Seven statistics of every tensor."""
         return tensor_statistics(network)
 
 
+@predictor("weights_mlp")
 class WeightsMLP(InvariantMLP):
     """A small MLP on all weights, standardised.
 
@@ -60,11 +70,15 @@ class WeightsMLP(InvariantMLP):
     5
     """
 
+    title, place = "MLP on all weights", OTHERS
+    reads = PACKED
+
     def table(self, network: Mapping[str, object]) -> np.ndarray:
         """All weights."""
         return flattened(network)
 
 
+@predictor("statistics_linear")
 class StatisticsLinear(TensorPredictor):
     """Logit-linear model on mean, variance and quartiles of each tensor (Unterthiner et al., 2020).
 
@@ -75,6 +89,9 @@ class StatisticsLinear(TensorPredictor):
     >>> StatisticsLinear().fit(networks, torch.rand(20)).num_parameters
     8
     """
+
+    title, place = "Linear on statistics", OTHERS
+    reads = STATISTICS
 
     def __init__(self) -> None:
         self.settings = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.known_tasks import BLOCKS
 from transformer_nfn.models.network import blocks_of, flat, paper_block, paper_sizes, same_batch
+from transformer_nfn.models.predictor import OTHERS, Networks, predictor
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough
 from transformer_nfn.spaces import Weights, WeightSpace
@@ -94,6 +95,7 @@ class BlockEncoder(nn.Module):
         }
 
 
+@predictor("transformer_nfn")
 class TransformerNFN(Pretrained):
     """Transformer-NFN: embedding MLP, encoder of the blocks, classifier MLP, one head, Sigmoid.
 
@@ -119,6 +121,10 @@ class TransformerNFN(Pretrained):
         pool: ``mean`` or ``sum``.
         init: ``unit`` or ``xavier``.
     """
+
+    title, place = "Transformer-NFN", 0
+    usual: ClassVar[Mapping[str, Any]] = {"pool": "sum", "init": "xavier"}
+    """Options of a predictor that is trained by name."""
 
     def __init__(
         self,
@@ -167,6 +173,23 @@ class TransformerNFN(Pretrained):
         self.embedding = _mlp(embedding, features, 1) if embedding is not None else None
         parts = encoder + (classifier is not None) + (embedding is not None)
         self.head = nn.Linear(parts * features, 1)
+
+    @classmethod
+    def of(cls, data: Networks, **options: Any) -> Self:
+        """A model for networks like these; ``components`` names the parts that are read."""
+        components = options.pop("components", None)
+        sizes: dict[str, Any] = data.sizes
+        assert data.block_space is not None
+        if components is not None:
+            sizes = {part: n if part in components else None for part, n in sizes.items()}
+        return cls(
+            data.block_space,
+            len(data.network["blocks"]),
+            options.pop("channels", [10]),
+            encoder=components is None or "encoder" in components,
+            **sizes,
+            **{**cls.usual, **options},
+        )
 
     @classmethod
     def paper(
@@ -221,6 +244,16 @@ class TransformerNFN(Pretrained):
             parts.append(self.embedding(flat(network, "embedding", _width(self.embedding))))
         out: Tensor = self.head(torch.cat(same_batch(parts), -1))
         return out.squeeze(-1)
+
+
+@predictor("transformer_nfn_gated")
+class GatedTransformerNFN(TransformerNFN):
+    """`TransformerNFN` with gates and products of two tensors, and means instead of sums."""
+
+    title, place = "Transformer-NFN, gated", OTHERS
+    usual: ClassVar[Mapping[str, Any]] = {
+        "pool": "mean", "init": "unit", "gated": True, "quadratic": True,
+    }  # fmt: skip
 
 
 def _neck(width: int, features: int) -> nn.Sequential:

@@ -17,6 +17,7 @@ import safetensors
 import safetensors.numpy
 
 from transformer_nfn.errors import needs_extra
+from transformer_nfn.models.predictor import predictor
 from transformer_nfn.models.tabular import Held, PredictorError, TabularPredictor
 
 BINS = 63
@@ -150,6 +151,7 @@ class TreePredictor(TabularPredictor):
         self._trees = TreeEnsemble.from_bytes(files[TREES_FILE], self.width or 0)
 
 
+@predictor("xgboost")
 class XGBoostPredictor(TreePredictor):
     """XGBoost on the flattened weights, with the authors' settings.
 
@@ -160,6 +162,8 @@ class XGBoostPredictor(TreePredictor):
         rounds: number of trees.
         threads: None for as many as OpenMP allows.
     """
+
+    title, place = "XGBoost", 3
 
     PARAMS: ClassVar[Mapping[str, Any]] = {
         "objective": "reg:squarederror",
@@ -191,6 +195,7 @@ class XGBoostPredictor(TreePredictor):
         self._trees = xgboost_trees(xgboost.train(params, data, self.settings["rounds"]))
 
 
+@predictor("lightgbm")
 class LightGBMPredictor(TreePredictor):
     """LightGBM on the flattened weights, with the authors' settings.
 
@@ -202,6 +207,8 @@ class LightGBMPredictor(TreePredictor):
         patience: rounds without a smaller validation error before training stops.
         threads: None for as many as OpenMP allows.
     """
+
+    title, place = "LightGBM", 4
 
     PARAMS: ClassVar[Mapping[str, Any]] = {
         "objective": "regression",
@@ -255,12 +262,15 @@ class LightGBMPredictor(TreePredictor):
         self._trees = lightgbm_trees(text)
 
 
+@predictor("random_forest")
 class RandomForestPredictor(LightGBMPredictor):
     """A random forest on the flattened weights: LightGBM's rf mode with the authors' settings.
 
     >>> RandomForestPredictor(rounds=10).settings["rounds"]
     10
     """
+
+    title, place = "Random Forest", 5
 
     PARAMS: ClassVar[Mapping[str, Any]] = {**LightGBMPredictor.PARAMS, "boosting": "rf"}
 

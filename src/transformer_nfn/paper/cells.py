@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from transformer_nfn.models import map_network
+from transformer_nfn.models.predictor import Predictor, facts
+from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.prediction.data import (
     Dataset,
     Parts,
@@ -26,9 +28,9 @@ from transformer_nfn.prediction.data import (
     load_networks,
 )
 from transformer_nfn.prediction.experiment import Experiment, train_run
-from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS, NEURAL, Predictor, module_builder
+from transformer_nfn.prediction.predictors import predictor_builder
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import RunError, RunRecord
-from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.training import Execution
 from transformer_nfn.ray_cluster import one_core_task, ray_cluster, task_result
 from transformer_nfn.zoo import open_task_zoo
@@ -75,7 +77,7 @@ class Cell:
             percent,
             self.min_accuracy,
             max_train=self.max_train,
-            all_checkpoints=self.model in ALL_CHECKPOINTS,
+            all_checkpoints=facts(self.model).every_checkpoint,
             leave_out=self.leave_out,
         )
 
@@ -127,12 +129,8 @@ def fill_cell(
             raise
         return replace(untrained, status=str(error)).write(folder)
     if not cell.trained:
-        module = module_builder(cell.model, SizeGroups.of(parts).train[0], cell.options)()
-        count = sum(p.numel() for p in module.parameters())
-        return replace(untrained, num_parameters=count).write(folder)
-    # Trees are fitted on the CPU.
-    if cell.model not in NEURAL:
-        parts = parts.to("cpu")
+        model = predictor_builder(cell.model, SizeGroups.of(parts).train[0], cell.options)()
+        return replace(untrained, num_parameters=model.num_parameters).write(folder)
 
     def measure(predictors: list[Predictor]) -> dict[str, Any]:
         if not cell.bound:
@@ -229,9 +227,7 @@ def agreement(predictors: Sequence[Predictor], test: Dataset, bound: float) -> d
     plain, moved = (test.take(torch.arange(half) + start) for start in (0, half))
     wide = replace(plain, network=map_network(plain.network, lambda w: w.double()))
     wide_moved = disguised(wide, bound, TEST_PART)
-    exact = [
-        Predictor(p.name, copy.deepcopy(p.inner).double()) for p in predictors if p.name in NEURAL
-    ]
+    exact = [copy.deepcopy(p).double() for p in predictors if isinstance(p, Pretrained)]
     return {
         "float32": _largest_difference(predictors, plain, moved),
         "float64": _largest_difference(exact, wide, wide_moved) if exact else None,
@@ -241,4 +237,5 @@ def agreement(predictors: Sequence[Predictor], test: Dataset, bound: float) -> d
 
 
 def _largest_difference(predictors: Sequence[Predictor], U: Dataset, gU: Dataset) -> float:
-    return max(float((each.predict(gU) - each.predict(U)).abs().max()) for each in predictors)
+    ends = ((each.predict(gU.network), each.predict(U.network)) for each in predictors)
+    return max(float((moved - plain).abs().max()) for moved, plain in ends)

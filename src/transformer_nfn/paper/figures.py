@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformer_nfn.errors import needs_extra
 from transformer_nfn.io.files import blank_figure, save_figure
+from transformer_nfn.models.predictor import model_name, model_place
 from transformer_nfn.paper.gather import gather
-from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name, model_order
+from transformer_nfn.paper.numbers import LEARNING_CURVE
 from transformer_nfn.paper.table_text import curve_lines, lay_out, mean_tau
 from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg")
-# The report's colours in light: models in the order of `MODEL_NAMES`, then optimisers.
+# The report's colours in light: models by their place, then optimisers.
 _MODELS = ("#c23b22", "#8058a5", "#a8740a", "#2f7d4f", "#6b9a1f", "#7a7f87", "#0b7f95", "#2f55b0",
            "#444a52")  # fmt: skip
 _OPTIMIZERS = {
@@ -152,7 +153,7 @@ def _paint_lines(figure: Figure, lines: Mapping[str, list[RunRecord]], title: st
             [record.selection["train"] for record in records],
             [record.summary["tau"] for record in records],
             [mean_tau(record)[1] or 0 for record in records],
-            color=_MODELS[min(model_order(model), len(_MODELS) - 1)],
+            color=_MODELS[min(model_place(model)[0], len(_MODELS) - 1)],
             marker="o",
             markersize=4,
             capsize=2,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer_nfn.models.predictor import model_name, model_place
 from transformer_nfn.paper.numbers import (
     LEARNING_CURVE,
     MIXED,
@@ -19,8 +20,6 @@ from transformer_nfn.paper.numbers import (
     TABLE_6,
     TRANSFER,
     WHOLE,
-    model_name,
-    model_order,
 )
 from transformer_nfn.paper.table_text import (
     TableView,
@@ -262,7 +261,7 @@ def _compared(runs: list[Run]) -> list[Run]:
         return augment is None, finished, threshold is None, len(members), train or 0
 
     chosen = groups[max(groups, key=weight)]
-    return sorted(chosen.values(), key=lambda run: model_order(run.record.model))
+    return sorted(chosen.values(), key=lambda run: model_place(run.record.model))
 
 
 def _varies(run: Run) -> bool:

@@ -14,25 +14,6 @@ from dataclasses import dataclass, field
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.known_tasks import PAPER_TASKS, task_title
 
-MODEL_NAMES: Mapping[str, str] = {
-    "transformer_nfn": "Transformer-NFN",
-    "mlp": "MLP",
-    "statnn": "StatNN",
-    "xgboost": "XGBoost",
-    "lightgbm": "LightGBM",
-    "random_forest": "Random Forest",
-    "invariant_boosting": "Boosting on invariants",
-    "invariant_mlp": "MLP on invariants",
-    "whole_network": "Whole network",
-    "probegen": "ProbeGen",
-    "hidden_probe": "After HiddenProbe",
-    "neural_graph": "Neural graph",
-    "statistics_linear": "Linear on statistics",
-    "statistics_mlp": "MLP on statistics",
-    "statistics_boosting": "Boosting on statistics",
-    "weights_mlp": "MLP on all weights",
-}
-
 
 @dataclass(frozen=True)
 class Number:
@@ -107,8 +88,10 @@ class PaperTable:
     @property
     def rows(self) -> dict[str, str]:
         """Key and label of each row, in order."""
+        from transformer_nfn.models.predictor import model_name  # imports PyTorch
+
         labels = {row: row.replace("+", " + ").replace(",", ", ").title() for row in self.printed}
-        return {row: MODEL_NAMES.get(row, label) for row, label in labels.items()}
+        return {row: model_name(row, label) for row, label in labels.items()}
 
     @property
     def heading(self) -> str:
@@ -371,14 +354,3 @@ def quoted(key: str) -> str:
     if number is None:
         raise TransformerNFNError(f"the paper has no number '{key}'")
     return number.text.partition(" ± ")[0]
-
-
-def model_name(model: str) -> str:
-    """Display name of a predictor."""
-    return MODEL_NAMES.get(model, model)
-
-
-def model_order(model: str) -> int:
-    """Position of a model in lists: known models first, in a fixed order."""
-    known = list(MODEL_NAMES)
-    return known.index(model) if model in known else len(known)

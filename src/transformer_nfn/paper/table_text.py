@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from transformer_nfn.known_tasks import seeds_text, task_title
+from transformer_nfn.models.predictor import model_name, model_place
 from transformer_nfn.paper.numbers import (
     ALL_KINDS,
     CHANGE,
@@ -28,8 +29,6 @@ from transformer_nfn.paper.numbers import (
     PaperTable,
     largest_change,
     mean_text,
-    model_name,
-    model_order,
     table_named,
     table_of,
 )
@@ -327,7 +326,7 @@ def _add_changes(view: TableView) -> None:
 
 def _arrange_curve(view: TableView) -> None:
     """Models in a fixed order, ascending numbers of networks, and the number behind "all"."""
-    view.rows = {row: view.rows[row] for row in sorted(view.rows, key=model_order)}
+    view.rows = {row: view.rows[row] for row in sorted(view.rows, key=model_place)}
     sizes = {n: int(n) if n.isdecimal() else float("inf") for n in view.columns}
     view.columns = {
         n: f"{size:,}" if n.isdecimal() else n.capitalize()

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from transformer_nfn.io.files import write_parquet, write_text
-from transformer_nfn.models import Network, WholeNetwork
-from transformer_nfn.models.whole_network.probes import MAX_TOKENS
+from transformer_nfn.models import Network
+from transformer_nfn.models.predictor import Predictor, model_name
+from transformer_nfn.models.task_reader import MAX_TOKENS
 from transformer_nfn.paper.cells import Cell, fill_cell
-from transformer_nfn.paper.numbers import TRANSFER, mean_text, model_name
+from transformer_nfn.paper.numbers import TRANSFER, mean_text
 from transformer_nfn.paper.table_text import (
     SEEDS_TOGETHER,
     markdown_rows,
@@ -31,7 +32,6 @@ from transformer_nfn.prediction.data import PERCENT, Dataset, Selection, describ
 from transformer_nfn.prediction.metrics import kendall_tau, standard_error
 from transformer_nfn.prediction.predictors import (
     PAPER_MODELS,
-    Predictor,
     load_predictors,
     seed_predictions,
 )
@@ -235,7 +235,7 @@ def _check_unseen(folder: Path, record: RunRecord, zoo: Zoo, data: Dataset) -> N
 
 def misfit(predictor: Predictor, found: NetworkSizes, trained: NetworkSizes) -> str | None:
     """Why a predictor cannot read networks of another task; None where it can."""
-    if not getattr(predictor.inner, "any_task", False):
+    if not predictor.any_task:
         return predictor.misfit(found, trained)
     words = ("networks of word vectors", "networks with an embedding of patches")
     expected, given = (words[bool(sizes.patch)] for sizes in (trained, found))
@@ -244,10 +244,10 @@ def misfit(predictor: Predictor, found: NetworkSizes, trained: NetworkSizes) -> 
 
 def readable(predictor: Predictor, data: Dataset, sizes: NetworkSizes) -> Dataset:
     """The networks with features that depend on their number of tokens."""
-    if not isinstance(predictor.inner, WholeNetwork) or not predictor.inner.any_task:
+    if not predictor.any_task:
         return data
     with torch.no_grad():
-        read = predictor.inner.prepared(data.network, sizes.positions()[:MAX_TOKENS])
+        read = predictor.prepared(data.network, sizes.positions()[:MAX_TOKENS])
     return replace(data, network=cast("Network", read))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ PERCENT = 75
 """Epoch 75 of 100, which the authors' code reads; the paper names none."""
 MIN_NETWORKS = 16
 MIN_DAMAGED = 20
-BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class Dataset:
         names: list[str] = self.columns["run"].astype(str).tolist()
         return names
 
-    def take(self, index: Tensor | np.ndarray) -> Dataset:
+    def take(self, index: Tensor | np.ndarray) -> Self:
         """Select networks, in the order of the index."""
         where = torch.as_tensor(index, device=self.accuracy.device)
         at = where.cpu().numpy()
@@ -127,14 +126,6 @@ def _size(part: Any) -> int | None:
         return None
     tensors = part.values() if isinstance(part, Mapping) else [part]
     return sum(w[0].numel() for w in tensors) or None
-
-
-def in_batches(
-    logits: Callable[[Mapping[str, Any]], Tensor], network: Mapping[str, Any], data: Dataset
-) -> Tensor:
-    """Evaluate ``logits`` on all networks in batches; networks are the last axis of its output."""
-    rows = torch.arange(len(data), device=data.accuracy.device).split(BATCH)
-    return torch.cat([logits(map_network(network, lambda w, at=at: w[at])) for at in rows], -1)
 
 
 def joined(first: Dataset, second: Dataset) -> Dataset:

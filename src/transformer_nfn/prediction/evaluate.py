@@ -163,11 +163,11 @@ def _evaluate_own(
             f"{', '.join(run.families)}"
         )
 
-    name, text = run.predictors[0].name, getattr(run.predictors[0].inner, "text", "")
     parts = []
     for start in range(0, len(zoo), batch):
         rows = np.arange(start, min(start + batch, len(zoo)))
-        data = load_own_rows(zoo, rows, run.target, name, text=text).to(run.device)
+        text = run.predictors[0].text
+        data = load_own_rows(zoo, rows, run.target, run.model, text=text).to(run.device)
         parts.append(_evaluate(run, data, None, digests.standings(data, OWN_TASK), zoo))
         if report is not None:
             report(int(rows[-1]) + 1, len(zoo))

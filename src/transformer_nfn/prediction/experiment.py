@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from transformer_nfn.io.files import made_folder
 from transformer_nfn.models import tensors_of
+from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, Predictor, facts, find, names
+from transformer_nfn.models.pretrained import Pretrained
+from transformer_nfn.models.whole_network.search import search_steps
 from transformer_nfn.prediction.data import DamagedNetworks, Dataset, Parts, Selection, SizeGroups
 from transformer_nfn.prediction.guard.fit import fit_guard_beside
 from transformer_nfn.prediction.guard.own import fit_own_guard
@@ -29,18 +33,13 @@ from transformer_nfn.prediction.metrics import (
     standard_error,
 )
 from transformer_nfn.prediction.predictors import (
-    ALL_CHECKPOINTS,
-    ANY_SIZE,
-    NEURAL,
-    Predictor,
-    check_name,
     class_folders,
     class_probabilities,
     load_predictors,
-    module_builder,
-    tabular_class,
+    predictor_builder,
+    prepared,
 )
-from transformer_nfn.prediction.probe_search import search_steps
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.recipe_shift import measure_shift
 from transformer_nfn.prediction.runs import (
     ENSEMBLE_TAU,
@@ -51,7 +50,6 @@ from transformer_nfn.prediction.runs import (
     ensemble_tau,
     write_predictions,
 )
-from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.target import ACCURACY
 from transformer_nfn.prediction.training import STATE_FILE, Execution, train_seeds
 from transformer_nfn.prediction.training_set import TrainingDigests, TrainingSetDistance
@@ -65,7 +63,7 @@ class Experiment:
     """A predictor to train, and the metadata of its run record.
 
     Attributes:
-        model: one of `PREDICTORS`; for several sizes one of `ANY_SIZE`.
+        model: name of a predictor, see `models.predictor`.
         seeds: of initialisation and order; each gives a predictor.
         protocol: of neural predictors; None for `Protocol.of` the model.
         options: of the model, such as ``channels``.
@@ -108,13 +106,14 @@ def train_run(
         execution: progress and saved states; its folder and identity are set here.
     """
     model, options = experiment.model, dict(experiment.options)
-    check_name(model)
     check_outside_zoos(out)
     groups = SizeGroups.of(networks)
     copies = damaged if isinstance(damaged, DamagedNetworks) else None
     check_networks(model, mixed=groups.mixed, damaged=copies is not None)
-    if model not in ALL_CHECKPOINTS:
+    if not facts(model).every_checkpoint:
         groups = groups.map(lambda parts: replace(parts, more=None))
+    if not issubclass(_class_of(experiment, groups), Pretrained):
+        groups = groups.to("cpu")
     experiment = replace(
         experiment, seeds=list(experiment.seeds), options=options,
         protocol=experiment.protocol or Protocol.of(model),
@@ -138,10 +137,10 @@ def train_run(
 
 def check_networks(model: str, *, mixed: bool, damaged: bool) -> None:
     """Reject a mixed zoo for a predictor of one size, and a guard for a mixed zoo."""
-    if mixed and model not in ANY_SIZE:
+    if not facts(model).any_size and mixed:
         raise RunError(
             f"'{model}' reads networks of one size: of a mixed zoo name one size by its folder, or "
-            f"train {', '.join(ANY_SIZE)}"
+            f"train {', '.join(names(any_size=True))}"
         )
     if mixed and damaged:
         raise RunError("a guard against damaged networks is fitted to one size, not several")
@@ -198,36 +197,39 @@ class _Fitted:
 
 def _fit(experiment: Experiment, groups: SizeGroups, execution: Execution) -> _Fitted:
     start = time.perf_counter()
-    fit = _fit_neural if experiment.model in NEURAL else _fit_tabular
+    fit = _fit_neural if issubclass(_class_of(experiment, groups), Pretrained) else _fit_tabular
     fitted = fit(experiment, groups, execution)
     seconds = (time.perf_counter() - start) / len(experiment.seeds)
     return replace(fitted, rows=[{**row, "seconds": seconds} for row in fitted.rows])
 
 
+def _class_of(experiment: Experiment, groups: SizeGroups) -> type[Predictor]:
+    return find(experiment.model, CHECKPOINTS if groups.train[0].block_space is None else BUILT)
+
+
 def _fit_neural(experiment: Experiment, groups: SizeGroups, execution: Execution) -> _Fitted:
     assert experiment.protocol is not None
     trained = train_seeds(
-        module_builder(experiment.model, groups.train[0], experiment.options),
+        predictor_builder(experiment.model, groups.train[0], experiment.options),
         groups,
         experiment.protocol,
         list(experiment.seeds),
         execution,
     )
-    predictors = [Predictor(experiment.model, module) for module in trained.modules]
     best = zip(trained.best_epoch, trained.val_tau, strict=True)
     rows = [{"best_epoch": epoch, "val_tau": tau} for epoch, tau in best]
-    return _Fitted(predictors, rows, trained.train)
+    return _Fitted([*trained.modules], rows, trained.train)
 
 
 def _fit_tabular(experiment: Experiment, groups: SizeGroups, execution: Execution) -> _Fitted:
     """Fit a predictor without epochs: progress is reported per seed, and no state is saved."""
     (train,), (val,) = groups.train, groups.val
-    predictors = []
+    predictors, build = [], predictor_builder(experiment.model, train, experiment.options)
     for i, seed in enumerate(experiment.seeds):
-        inner = tabular_class(experiment.model)(**experiment.options)
+        predictor = build()
         validation = (val.network, val.accuracy)
-        inner.fit(train.network, train.accuracy, validation=validation, seed=seed)
-        predictors.append(Predictor(experiment.model, inner))
+        predictor.fit(train.network, train.accuracy, validation=validation, seed=seed)
+        predictors.append(predictor)
         if execution.report is not None:
             execution.report({"epoch": i + 1, "epochs": len(experiment.seeds)})
     return _Fitted(predictors, [{"best_epoch": None} for _ in predictors], [train])
@@ -245,8 +247,8 @@ def _write_run(
     assert experiment.protocol is not None
     assert execution.folder is not None
     model, seeds, out = experiment.model, experiment.seeds, execution.folder
-    prepared = _prepared(fitted, groups)
-    held_out = HeldOut.of(fitted.predictors, prepared)
+    ready = _prepared(fitted, groups)
+    held_out = HeldOut.of(fitted.predictors, ready)
     rows = [
         {**row, **tested}
         for row, tested in zip(fitted.rows, held_out.seed_rows(seeds), strict=True)
@@ -255,7 +257,7 @@ def _write_run(
     target = groups.train[0].target
     widest = held_out.span(target)
     radius = conformal_radius(np.concatenate([val, test]), widest=widest)
-    by_size, factor = _by_size(fitted.predictors[0], prepared, held_out, radius, zoo)
+    by_size, factor = _by_size(fitted.predictors[0], ready, held_out, radius, zoo)
     columns = held_out.columns(seeds, factor, mixed=groups.mixed, target=target)
     write_predictions(out, columns)
     predictors = [predictor.to("cpu") for predictor in fitted.predictors]
@@ -263,9 +265,9 @@ def _write_run(
     if experiment.keep:
         for seed, predictor in zip(seeds, predictors, strict=True):
             predictor.save(out / f"seed-{seed}")
-        distance = TrainingSetDistance.of(prepared.train, any_size=model in ANY_SIZE)
+        distance = TrainingSetDistance.of(ready.train, any_size=facts(model).any_size)
         distance.save(out)
-        shift = {"shift": measure_shift(distance, prepared.train).to_json()}
+        shift = {"shift": measure_shift(distance, ready.train).to_json()}
         TrainingDigests.of(groups, str(zoo["task"])).save(out)
     guarded: dict[str, Any] = {}
     if isinstance(damaged, ModelZoo):
@@ -388,16 +390,14 @@ def _train_classes(
 
 def _prepared(fitted: _Fitted, groups: SizeGroups) -> SizeGroups:
     """Precompute what all seeds and measures read of the networks; drop additional ones."""
-    prepared = fitted.predictors[0].prepared
+    ready = partial(prepared, fitted.predictors[0])
     parts = {
         name: Parts(
-            prepared(data.take(torch.arange(len(parts.train)))),
-            prepared(parts.val),
-            prepared(parts.test),
+            ready(data.take(torch.arange(len(parts.train)))), ready(parts.val), ready(parts.test)
         )
         for (name, parts), data in zip(groups.parts.items(), fitted.train, strict=True)
     }
-    return SizeGroups(parts, {name: prepared(data) for name, data in groups.left_out.items()})
+    return SizeGroups(parts, {name: ready(data) for name, data in groups.left_out.items()})
 
 
 def _by_size(
@@ -411,7 +411,7 @@ def _by_size(
     if not groups.mixed:
         return {}, lambda _: 1.0
     sizes = {name: NetworkSizes.from_json(a) for name, a in zoo["architectures"].items()}
-    widening = measure_widening(predictor.inner, groups, sizes)
+    widening = measure_widening(predictor, groups, sizes)
     target = groups.train[0].target
     trained = TrainedSizes(tuple(sizes[name] for name in groups.names), radius, widening, target)
     figures = held_out.by_size(lambda name: trained.interval_radius(sizes[name]))

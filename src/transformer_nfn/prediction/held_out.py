@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer_nfn.models.predictor import Predictor
 from transformer_nfn.prediction.data import Dataset, SizeGroups
 from transformer_nfn.prediction.metrics import (
     conformal_radius,
@@ -17,7 +18,7 @@ from transformer_nfn.prediction.metrics import (
     scores,
     standard_error,
 )
-from transformer_nfn.prediction.predictors import Predictor, seed_predictions
+from transformer_nfn.prediction.predictors import seed_predictions
 from transformer_nfn.prediction.runs import CONFIGURATION
 from transformer_nfn.prediction.target import Target
 

@@ -23,6 +23,15 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import Transformer
 from transformer_nfn.models.checkpoint_batch import packed
 from transformer_nfn.models.invariants import FEATURES
+from transformer_nfn.models.predictor import (
+    CHECKPOINTS,
+    INVARIANTS,
+    OUTPUTS,
+    Facts,
+    Predictor,
+    facts,
+    names,
+)
 from transformer_nfn.models.whole_network import ProbeFormat
 from transformer_nfn.networks import Network
 from transformer_nfn.prediction.data import (
@@ -38,13 +47,6 @@ from transformer_nfn.prediction.runs import CONFIGURATION, RunError
 from transformer_nfn.prediction.target import ACCURACY, ACCURACY_COLUMN, Target, target_values
 from transformer_nfn.zoo import ModelZoo
 
-ON_INVARIANTS = ("invariant_mlp", "invariant_boosting")
-"""Predictors that read invariants alone."""
-MODELS = (
-    "whole_network", *ON_INVARIANTS, "statistics_mlp", "statistics_linear", "statistics_boosting",
-    "weights_mlp", "xgboost", "lightgbm", "random_forest",
-)  # fmt: skip
-"""Predictors of networks of any family."""
 OWN_TASK = "own networks"
 CLASSIFIER = "torch_classifier"
 """Family of classifiers around an `nn.TransformerEncoder`, whose parts are named by the user."""
@@ -71,9 +73,9 @@ class OwnNetwork:
 
     @staticmethod
     def read(model: Model, reads: str) -> OwnNetwork:
-        """Read what a predictor of the name ``reads`` needs of an open checkpoint."""
+        """Read what a predictor needs of an open checkpoint, see `Facts.reads`."""
         features = model_features(model)
-        if reads in ON_INVARIANTS:
+        if reads == INVARIANTS:
             return OwnNetwork(features)
         return OwnNetwork(features, model.description, model.read(model.names, torch.float32))
 
@@ -125,7 +127,7 @@ def load_own_rows(
     zoo: ModelZoo,
     rows: np.ndarray,
     target: Target,
-    reads: str,
+    model: str,
     report: Report | None = None,
     *,
     text: str = "",
@@ -136,24 +138,23 @@ def load_own_rows(
         zoo: the zoo.
         rows: of it.
         target: what is predicted.
-        reads: name of the predictor.
+        model: name of the predictor.
         report: called after every network.
         text: `ProbeFormat.text` that all must have, empty if none is known.
     """
     networks: list[OwnNetwork] = []
-    weights = 0
+    weights, reads = 0, facts(model, CHECKPOINTS).reads
     for i, row in enumerate(rows.tolist()):
-        with zoo[row] as model:
-            name = f"{zoo.path}#{row}"
-            if reads == "whole_network":
-                text = check_format(model, name, text)
-            weights += sum(torch.Size(shape).numel() for shape in model.names.values())
-            if reads not in ON_INVARIANTS and weights > MOST_WEIGHTS:
+        with zoo[row] as opened:
+            if reads == OUTPUTS:
+                text = check_format(opened, f"{zoo.path}#{row}", text)
+            weights += sum(torch.Size(shape).numel() for shape in opened.names.values())
+            if reads != INVARIANTS and weights > MOST_WEIGHTS:
                 raise RunError(
-                    f"'{zoo.path}': {reads} keeps all weights in memory, expected at most "
-                    f"{MOST_WEIGHTS:,}, found more; train {ON_INVARIANTS[0]}"
+                    f"'{zoo.path}': {model} keeps all weights in memory, expected at most "
+                    f"{MOST_WEIGHTS:,}, found more; train {names(CHECKPOINTS, reads=INVARIANTS)[0]}"
                 )
-            networks.append(OwnNetwork.read(model, reads))
+            networks.append(OwnNetwork.read(opened, reads))
         if report is not None:
             report({"note": f"reads networks, {i + 1} of {len(rows)}", "done": i + 1})
     values = target_values(zoo, target.column, rows)
@@ -176,7 +177,7 @@ def load_own_rows(
 
 
 def load_own_networks(
-    zoo: ModelZoo, selection: Selection, reads: str, report: Report | None = None
+    zoo: ModelZoo, selection: Selection, model: str, report: Report | None = None
 ) -> Parts:
     """Read the networks of a zoo of checkpoints and split them 70/15/15; runs stay together."""
     rows = np.arange(len(zoo))
@@ -185,7 +186,7 @@ def load_own_networks(
             f"not enough networks: '{zoo.path}' has {len(rows)}, {MIN_NETWORKS} are needed"
         )
     target = Target.of(selection.target, target_values(zoo, selection.target, rows))
-    data = load_own_rows(zoo, rows, target, reads, report)
+    data = load_own_rows(zoo, rows, target, model, report)
     return split_own(zoo, data, selection.split_seed)
 
 
@@ -233,15 +234,14 @@ def open_own(
     return model
 
 
-def read_own(model: Model, name: str, reads: str, text: str) -> OwnNetwork:
+def read_own(model: Model, name: str, predictor: Predictor) -> OwnNetwork:
     """Read a network that a user named, if its inputs are those of the training networks.
 
     Args:
         model: of `open_own`.
         name: as the user wrote it.
-        reads: name of the predictor.
-        text: `ProbeFormat.text` of the probes, empty without probes.
+        predictor: that reads it.
     """
-    if text:
-        check_format(model, name, text)
-    return OwnNetwork.read(model, reads)
+    if predictor.text:
+        check_format(model, name, predictor.text)
+    return OwnNetwork.read(model, Facts.of(type(predictor)).reads)

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformer_nfn.checkpoints.families import OpenOptions
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import network_of, tensors_of
+from transformer_nfn.models.predictor import Predictor
 from transformer_nfn.networks import Network, resolve_networks, zoo_rows
 from transformer_nfn.notebook import bound
 from transformer_nfn.prediction.data import Dataset, finite_weights
@@ -24,10 +25,10 @@ from transformer_nfn.prediction.guard.own import OwnGuard, invariants_of
 from transformer_nfn.prediction.metrics import LEVEL
 from transformer_nfn.prediction.own_networks import OwnNetwork, open_own, read_own, stacked
 from transformer_nfn.prediction.predictors import (
-    Predictor,
     class_folders,
     class_probabilities,
     load_predictors,
+    prepared,
     seed_predictions,
 )
 from transformer_nfn.prediction.recipe_shift import RecipeShift
@@ -192,6 +193,7 @@ class TrainedRun:
         own_guard: the same for checkpoints of any family.
         shift: interval widths for recipes outside the training set.
         families: of the training networks, if these were checkpoints of any family.
+        model: name of the predictors.
     """
 
     outputs: list[list[Predictor]]
@@ -202,6 +204,7 @@ class TrainedRun:
     shift: RecipeShift
     device: str = "cpu"
     families: tuple[str, ...] = ()
+    model: str = ""
 
     @staticmethod
     def open(run: Path, device: str = "cpu") -> TrainedRun:
@@ -219,6 +222,7 @@ class TrainedRun:
             RecipeShift(**record.summary["shift"]),
             device,
             tuple(record.zoo.get("families", ())),
+            record.model,
         )
 
     @property
@@ -246,7 +250,7 @@ class TrainedRun:
                     f"'{names[int(large.nonzero()[0])]}': '{tensor}' holds values beyond "
                     f"{LARGEST_WEIGHT:g}, with which the network overflows single precision"
                 )
-        data = self.predictors[0].prepared(data)
+        data = prepared(self.predictors[0], data)
         probabilities = None
         if self.target.kind == "class":
             probabilities = class_probabilities(self.outputs, data)
@@ -322,8 +326,7 @@ class TrainedRun:
     def _load_own(self, network: Network, options: OpenOptions | None) -> LoadedNetwork:
         predictor = self.predictors[0]
         with open_own(network, self.families, options) as model:
-            text = getattr(predictor.inner, "text", "")
-            found = read_own(model, network.name, predictor.name, text)
+            found = read_own(model, network.name, predictor)
             family = model.binding.family
             own = not (network.models or family.model_types or family.architectures)
             mapping = model.mapping() if own else None

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,15 @@ from transformer_nfn.io.files import write_text
 from transformer_nfn.io.json_fields import json_text, parse_object
 from transformer_nfn.io.tensor_files import read_tensors, write_tensors
 from transformer_nfn.models import map_network
-from transformer_nfn.prediction.cuda_graphs import GraphSteps
-from transformer_nfn.prediction.data import Dataset, Parts, SizeGroups, in_batches
+from transformer_nfn.models.cuda_graphs import GraphSteps
+from transformer_nfn.models.network import in_batches
+from transformer_nfn.models.predictor import Facts
+from transformer_nfn.models.pretrained import Inputs, Pretrained
+from transformer_nfn.prediction.data import Dataset, Parts, SizeGroups
 from transformer_nfn.prediction.metrics import kendall_tau
+from transformer_nfn.prediction.predictors import prepared
+from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import LOG_FILE, RunError, read_log
-from transformer_nfn.prediction.strategies import ModelInputs, Protocol, strategy_of
 
 STATE_FILE = "training.safetensors"
 ADAM = {"step", "exp_avg", "exp_avg_sq"}
@@ -65,7 +69,7 @@ class Trained:
         train: training networks of each size as the modules read them, additional ones last.
     """
 
-    modules: list[nn.Module]
+    modules: list[Pretrained]
     best_epoch: list[int]
     val_tau: list[float]
     train: list[Dataset]
@@ -109,7 +113,7 @@ class SeedTrainer:
 
     def __init__(
         self,
-        build: Callable[[], nn.Module],
+        build: Callable[[], Pretrained],
         networks: Parts | SizeGroups,
         protocol: Protocol,
         seeds: list[int],
@@ -126,12 +130,14 @@ class SeedTrainer:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 self.modules.append(build().to(device))
-        self.strategy = strategy_of(self.modules[0])
-        self.together = together and self.strategy.stacked and (len(seeds) > 1 or on_gpu)
-        self.groups = self.strategy.prepare(groups)
-        self.train, self.val = self.groups.train, self.groups.val
-        self.per_epoch = self.strategy.networks_per_epoch(self.train)
-        self.inputs = [ModelInputs.of(self.groups)] * len(seeds)
+        first = self.modules[0]
+        self.together = together and first.stacked and (len(seeds) > 1 or on_gpu)
+        groups = groups.map(partial(_as_read, first))
+        self.train, self.val = groups.train, groups.val
+        runs = [len(set(data.runs)) for data in self.train]
+        self.per_epoch = first.networks_per_epoch([len(data) for data in self.train], runs)
+        inputs = [data.network for data in self.train], [data.network for data in self.val]
+        self.inputs: list[Inputs] = [inputs] * len(seeds)
         self.started = 0
         self.epoch = 0
         self.best_epoch = [0] * len(seeds)
@@ -143,7 +149,12 @@ class SeedTrainer:
             self.state = {
                 f"{i}.{k}": p for i, m in enumerate(self.modules) for k, p in m.named_parameters()
             }
-        self.optimiser = self.strategy.optimiser(self.state, protocol.lr, device)
+        self.optimiser = first.optimiser(
+            self.state,
+            lr=protocol.lr,
+            fused=device.type in ("cpu", "cuda"),
+            capturable=on_gpu,
+        )
         self.rate: Tensor | None = None
         if on_gpu:
             self.hold_rate(torch.zeros((), dtype=torch.float32, device=device))
@@ -156,12 +167,12 @@ class SeedTrainer:
         return sum(_num_batches(count, self.protocol.batch) for count in self.per_epoch)
 
     def start(self) -> Iterator[int]:
-        """Set up the module of each seed, see `TrainingStrategy.start`; yields the seed first."""
+        """Set up the module of each seed, see `Pretrained.start`; yields the seed first."""
         for i, (seed, module) in enumerate(zip(self.seeds, self.modules, strict=True)):
             yield seed
             fresh = i >= self.started
             epochs = self.protocol.epochs
-            self.inputs[i] = self.strategy.start(module, self.groups, seed, epochs, fresh)
+            self.inputs[i] = module.start(self.train, self.val, seed, epochs, fresh=fresh)
             self.started = max(self.started, i + 1)
 
     def hold_rate(self, tensor: Tensor) -> None:
@@ -220,7 +231,7 @@ class SeedTrainer:
         self.optimiser.zero_grad(set_to_none=True)
         target = self.train[group].accuracy[picks]
         if self.together:
-            network = map_network(self.inputs[0].train[group], lambda w: w[picks])
+            network = map_network(self.inputs[0][0][group], lambda w: w[picks])
             logits = self._stacked_logits(network, shared=False)
             # A sum over seeds: each seed's gradient is that of its own mean.
             loss = binary_cross_entropy_with_logits(logits, target, reduction="none").mean(1).sum()
@@ -229,8 +240,8 @@ class SeedTrainer:
         else:
             value = torch.zeros((), device=target.device)
             for i, module in enumerate(self.modules):
-                network = map_network(self.inputs[i].train[group], lambda w, i=i: w[picks[i]])
-                loss = self.strategy.loss(module.logits(network), target[i])  # type: ignore[operator]
+                network = map_network(self.inputs[i][0][group], lambda w, i=i: w[picks[i]])
+                loss = module.loss(module.logits(network), target[i])
                 loss.backward()
                 value += loss.detach() / len(self.seeds)
         self.optimiser.step()
@@ -251,13 +262,12 @@ class SeedTrainer:
     @torch.no_grad()
     def predict(self, group: int) -> Tensor:
         """Predictions of every seed for validation networks of one size, ``[seeds, n]``."""
-        data = self.val[group]
         if self.together:
             stacked = partial(self._stacked_logits, shared=True)
-            logits = in_batches(stacked, self.inputs[0].val[group], data)
+            logits = in_batches(stacked, self.inputs[0][1][group])
         else:
             pairs = zip(self.modules, self.inputs, strict=True)
-            logits = torch.stack([in_batches(m.logits, x.val[group], data) for m, x in pairs])  # type: ignore[arg-type]
+            logits = torch.stack([in_batches(m.logits, x[1][group]) for m, x in pairs])
         return torch.sigmoid(logits).cpu()
 
     def select(self) -> list[float]:
@@ -283,7 +293,7 @@ class SeedTrainer:
                 for name, _ in module.named_parameters()
             }
             module.load_state_dict(best, strict=False)
-            self.strategy.finish(module, self.groups, self.inputs[i])
+            module.finish(self.val, self.inputs[i][1])
         return Trained(list(self.modules), list(self.best_epoch), list(self.val_tau), self.train)
 
     def save(self, path: Path, identity: str) -> None:
@@ -369,6 +379,13 @@ def _check_same(path: Path, name: str, stored: Tensor, like: Tensor) -> None:
         raise RunError(f"'{path}' is damaged: '{name}' is not as it was saved")
 
 
+def _as_read(module: Pretrained, parts: Parts) -> Parts:
+    """Networks as a module trains on them, with what all seeds read of them."""
+    if Facts.of(type(module)).every_checkpoint:
+        parts = replace(parts, train=parts.all_train, more=None)
+    return replace(parts, train=prepared(module, parts.train), val=prepared(module, parts.val))
+
+
 @contextmanager
 def _forward_is_logits(module: nn.Module) -> Iterator[None]:
     """Context in which calling a module gives its logits, for `functional_call`."""
@@ -434,7 +451,7 @@ def _num_batches(count: int, batch: int) -> int:
 
 
 def train_seeds(
-    build: Callable[[], nn.Module],
+    build: Callable[[], Pretrained],
     networks: Parts | SizeGroups,
     protocol: Protocol,
     seeds: list[int],
@@ -460,8 +477,8 @@ def train_seeds(
         log = [json_text(line) for line in lines if line["epoch"] <= trainer.epoch]
     saved = time.monotonic()
     for seed in trainer.start():
-        if report is not None and trainer.strategy.start_note:
-            report({"note": f"seed {seed} {trainer.strategy.start_note}"})
+        if report is not None and trainer.modules[0].start_note:
+            report({"note": f"seed {seed} {trainer.modules[0].start_note}"})
         due = time.monotonic() - saved >= execution.save_every
         if state is not None and trainer.started and due:
             trainer.save(state, execution.identity)

@@ -19,9 +19,9 @@ from transformer_nfn.models import tensors_of
 from transformer_nfn.models.invariants import FEATURES
 from transformer_nfn.models.network import map_network
 from transformer_nfn.models.statistics import signed_log
+from transformer_nfn.models.task_reader import MAX_TOKENS
 from transformer_nfn.models.whole_network import whole_invariants
 from transformer_nfn.models.whole_network.model import INVARIANTS
-from transformer_nfn.models.whole_network.probes import MAX_TOKENS
 from transformer_nfn.prediction.data import Dataset, Parts, SizeGroups
 from transformer_nfn.prediction.runs import CONFIGURATION, DIGESTS_FILE, DISTANCE_FILE, RunError
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.models.task_reader import SIZE_TEXTS
+from transformer_nfn.models.predictor import SIZE_TEXTS
 from transformer_nfn.prediction.data import SizeGroups
 from transformer_nfn.prediction.metrics import LEVEL, highest_quantile
 from transformer_nfn.prediction.runs import RunRecord

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from transformer_nfn.models.predictor import model_name, model_place
 from transformer_nfn.paper.gather import Run, Study
-from transformer_nfn.paper.numbers import model_name, model_order
 from transformer_nfn.paper.table_text import (
     TableView,
     curve_lines,
@@ -102,7 +102,7 @@ def number(value: Any, digits: int = 5) -> float | None:
 
 
 def _model(run: Run) -> dict[str, Any]:
-    return {"name": run.name, "color": model_order(run.record.model)}
+    return {"name": run.name, "color": model_place(run.record.model)[0]}
 
 
 def _model_data(run: Run, tested: TestedModel | None, parts: list[list[int]]) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _lines(by_model: Mapping[str, Sequence[RunRecord]]) -> list[dict[str, Any]]:
     return [
         {
             "name": model_name(model),
-            "color": model_order(model),
+            "color": model_place(model)[0],
             "points": [
                 {
                     "train": record.selection["train"],

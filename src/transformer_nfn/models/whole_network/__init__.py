@@ -4,10 +4,9 @@ from transformer_nfn.models.whole_network.checkpoint import WholeCheckpoint
 from transformer_nfn.models.whole_network.checkpoint_probes import ProbeFormat
 from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.models.whole_network.model import WholeNetwork
-from transformer_nfn.models.whole_network.probes import MAX_TOKENS, Probes, probe_outputs
+from transformer_nfn.models.whole_network.probes import Probes, probe_outputs
 
 __all__ = [
-    "MAX_TOKENS",
     "ProbeFormat",
     "Probes",
     "WholeCheckpoint",

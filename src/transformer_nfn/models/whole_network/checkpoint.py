@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from transformer_nfn.models.checkpoint_batch import DESCRIPTIONS
+from transformer_nfn.models.checkpoint_batch import DESCRIPTIONS, SIZE
 from transformer_nfn.models.network import paper_block
-from transformer_nfn.models.pretrained import Pretrained
+from transformer_nfn.models.predictor import CHECKPOINTS, Networks, predictor
+from transformer_nfn.models.pretrained import Inputs, Pretrained
 from transformer_nfn.models.statistics import bounded, fit_ridge, mean_and_scale
 from transformer_nfn.models.whole_network.checkpoint_probes import (
     MOST_TOKENS,
@@ -35,6 +37,7 @@ from transformer_nfn.models.whole_network.probes import (
     class_width,
     outputs_vary,
 )
+from transformer_nfn.models.whole_network.search import sampled_texts
 from transformer_nfn.spaces import WeightSpace
 
 FEATURES = "features"
@@ -76,6 +79,7 @@ class Reader(nn.Module):
         return out
 
 
+@predictor("whole_network")
 class WholeCheckpoint(WholeNetwork):
     """`WholeNetwork` for checkpoints of one input format, of any family and size.
 
@@ -104,6 +108,7 @@ class WholeCheckpoint(WholeNetwork):
         curve: see `WholeNetwork`.
     """
 
+    zoos = (CHECKPOINTS,)
     numbers: Tensor
     out_mean: Tensor
     out_scale: Tensor
@@ -155,8 +160,9 @@ class WholeCheckpoint(WholeNetwork):
         self._add_curve(curve)
 
     @classmethod
-    def of(cls, network: Mapping[str, Any], **options: Any) -> Self:
-        """A model for networks like those of a batch."""
+    def of(cls, data: Networks, **options: Any) -> Self:
+        """A model for networks like these."""
+        network = data.network
         form = ProbeFormat.of(network[DESCRIPTIONS][0])
         length, *sizes = form.shape
         if form.inputs == "tokens":
@@ -189,6 +195,38 @@ class WholeCheckpoint(WholeNetwork):
         if out.ndim == 4:
             out = out[:, :, -1] if self.causal else out.mean(2)
         return ProbeOutputs(out, out)
+
+    def start(
+        self, train: Sequence[Networks], val: Sequence[Networks], seed: int, epochs: int, *,
+        fresh: bool,
+    ) -> Inputs:  # fmt: skip
+        """Also fit the linear maps of the heads."""
+        inputs = super().start(train, val, seed, epochs, fresh=fresh)
+        self.fit_linear(inputs[0][0], train[0].accuracy)
+        return inputs
+
+    def search_probes(
+        self, train: Sequence[Networks], seed: int, steps: int, per_group: int
+    ) -> None:
+        """Of classifiers as of any networks; causal language models write the probes.
+
+        These are texts that training networks sample. Other language models keep random ones.
+        """
+        data: Any = train[0]
+        if not self.language:
+            sizes, kinds, each = data.network[SIZE].cpu(), data.network[DESCRIPTIONS], []
+            for number in sizes.unique().tolist():  # CUDA graphs need batches of one size
+                part = data.take((sizes == number).nonzero().squeeze(-1))
+                alone = {**part.network, DESCRIPTIONS: (kinds[number],)}
+                each.append(replace(part, network=alone))
+            super().search_probes(each, seed, steps, per_group)
+        elif self.causal and isinstance(self.probes, TokenProbes):
+            ids = self.ids
+
+            def answers(network: Mapping[str, Any], inputs: Tensor) -> Tensor:
+                return checkpoint_outputs(network, inputs, ids)[..., ids]
+
+            self.probes.set_ids(sampled_texts(answers, self.probes, data, seed), exactly=True)
 
     @torch.no_grad()
     def fit_linear(self, inputs: Mapping[str, Any], target: Tensor) -> None:
@@ -231,6 +269,11 @@ class WholeCheckpoint(WholeNetwork):
     def _block_scale(self, module: nn.Module, share: float) -> float:
         width = module.get_buffer("weight").numel()
         return (share if module is self.invariant_head else 1.0) / math.sqrt(width)
+
+    @property
+    def text(self) -> str:
+        """`ProbeFormat.text` of the probes, empty without probes."""
+        return str(self._config["text"]) if self.probes is not None else ""
 
     @property
     def ids(self) -> Tensor | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -12,9 +12,13 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from transformer_nfn.functional import sinusoids
-from transformer_nfn.models.network import network_of
+from transformer_nfn.models.network import in_batches, network_of
+from transformer_nfn.models.predictor import OUTPUTS as READS_OUTPUTS
+from transformer_nfn.models.predictor import Networks, predictor
+from transformer_nfn.models.pretrained import Inputs
 from transformer_nfn.models.statistics import bounded, mean_and_scale, signed_log
 from transformer_nfn.models.task_reader import TaskReader
+from transformer_nfn.models.whole_network.curve import fit_curve, piecewise_linear
 from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.models.whole_network.probes import (
     ProbeOutputs,
@@ -23,6 +27,11 @@ from transformer_nfn.models.whole_network.probes import (
     output_features,
     outputs_vary,
     probe_outputs,
+)
+from transformer_nfn.models.whole_network.search import (
+    find_probes,
+    networks_per_group,
+    search_steps,
 )
 from transformer_nfn.spaces import WeightSpace
 
@@ -36,6 +45,17 @@ MOST_PROBES, MOST_OUTPUTS = 512, 5632
 """Bounds on the probes, and on probes times classes and one."""
 
 
+MANY_NETWORKS = 1024
+"""From so many training networks of a size on, probes learn with the heads."""
+LEARNED_PROBES = {"probes": 128, "hidden": 64}
+"""Sizes then: each step asks the probes, so there are fewer."""
+MIN_EPOCH = 192
+"""Minimal number of networks per epoch."""
+MAX_EPOCH = 2560
+"""Maximal number while probes learn: 30 epochs are 7 passes over 11,000 networks."""
+
+
+@predictor("whole_network")
 class WholeNetwork(TaskReader):
     """Predictor that reads a whole network, of any width, number of heads and depth.
 
@@ -67,6 +87,11 @@ class WholeNetwork(TaskReader):
         order: weight of the ranking loss.
     """
 
+    reads = READS_OUTPUTS
+    every_checkpoint = True
+    protocol: ClassVar[Mapping[str, Any]] = {"epochs": 30, "batch": 32, "lr": 2e-3}
+    title, place = "Whole network", 8
+    start_note = "finds probes, and what all networks answer to them"
     weight_decay = 0.5
     search = True
     learn_probes = False
@@ -109,6 +134,14 @@ class WholeNetwork(TaskReader):
         self.register_buffer("scale", torch.ones(invariants))
         self.invariant_head = head(invariants, max(16, hidden // 4))
         self._add_curve(curve)
+
+    @classmethod
+    def of(cls, data: Networks, **options: Any) -> Self:
+        """A model for networks like these; with many of them its probes learn."""
+        many = len(data) >= MANY_NETWORKS
+        model = super().of(data, **(LEARNED_PROBES if many else {}) | options)
+        model.learn_probes = many and model.probes is not None
+        return model
 
     @property
     def any_task(self) -> bool:
@@ -169,6 +202,54 @@ class WholeNetwork(TaskReader):
             self._config["curve"] = knots
         self.register_buffer("curve", torch.zeros(2, knots) if knots else None)
 
+    def networks_per_epoch(self, networks: Sequence[int], runs: Sequence[int]) -> list[int]:
+        """One checkpoint per run; more if there are few runs, fewer while probes learn."""
+        total = sum(runs)
+        wanted = max(total, MIN_EPOCH)
+        if self.learn_probes:
+            wanted = min(wanted, MAX_EPOCH)
+        return [-(-n * wanted // total) for n in runs]
+
+    def start(
+        self, train: Sequence[Networks], val: Sequence[Networks], seed: int, epochs: int, *,
+        fresh: bool,
+    ) -> Inputs:  # fmt: skip
+        """Standardise invariants, search probes, compute the outputs of all networks on them."""
+        self.standardise(*(data.network for data in train))
+        if fresh and self.search:
+            runs = sum(len(set(data.runs)) for data in train)
+            self.search_probes(train, seed, search_steps(epochs, runs), networks_per_group(runs))
+        if self.learn_probes:
+            return super().start(train, val, seed, epochs, fresh=fresh)
+        first, second = (
+            [self.head_inputs(data.network) for data in part] for part in (train, val)
+        )
+        return first, second
+
+    def search_probes(
+        self, train: Sequence[Networks], seed: int, steps: int, per_group: int
+    ) -> None:
+        """Move the probes to inputs on which good networks agree."""
+        find_probes(self, train, seed, steps=steps, per_group=per_group)
+
+    @torch.no_grad()
+    def finish(self, val: Sequence[Networks], inputs: Sequence[Mapping[str, Any]]) -> None:
+        """Calibrate the outputs on the validation networks; the order does not change."""
+        logits = torch.cat([in_batches(self.logits, network) for network in inputs])
+        truth = torch.cat([data.accuracy for data in val]).double().cpu().numpy()
+        self.calibrate(fit_curve(logits.double().cpu().numpy(), truth))
+
+    def optimiser(self, state: Mapping[str, Tensor], **options: Any) -> torch.optim.Optimizer:
+        """AdamW on the heads; probes stay as found, or learn without decay."""
+        probes, heads = (
+            [value for name, value in state.items() if (".probes." in name) is of_probes]
+            for of_probes in (True, False)
+        )
+        groups: list[dict[str, Any]] = [{"params": heads, "weight_decay": self.weight_decay}]
+        if self.learn_probes:
+            groups.append({"params": probes, "weight_decay": 0.0})
+        return torch.optim.AdamW(groups, **options)
+
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
         """Cross-entropy plus a ranking loss."""
         entropy = binary_cross_entropy_with_logits(logits, accuracy)
@@ -198,20 +279,6 @@ class WholeNetwork(TaskReader):
         if self.probes is None:
             return 1.0
         return outputs_vary(network[OUTPUTS], self._config["probes"], self._config["classes"])
-
-
-def piecewise_linear(x: Tensor, curve: Tensor) -> Tensor:
-    """The curve through points ``[2, n]``, straight between them and beyond.
-
-    >>> curve = torch.tensor([[0.0, 1.0, 2.0], [0.0, 1.0, 3.0]])
-    >>> piecewise_linear(torch.tensor([-1.0, 0.5, 1.5, 3.0]), curve).tolist()
-    [-1.0, 0.5, 2.0, 5.0]
-    """
-    knots, values = curve.contiguous()
-    after = torch.searchsorted(knots, x.contiguous()).clamp(1, len(knots) - 1)
-    slopes = values.diff() / knots.diff()
-    out: Tensor = values[after - 1] + slopes[after - 1] * (x - knots[after - 1])
-    return out
 
 
 def order_loss(logits: Tensor, accuracy: Tensor) -> Tensor:

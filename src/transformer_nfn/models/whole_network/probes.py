@@ -14,8 +14,6 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.zoo_network import EPS, zoo_logits
 from transformer_nfn.models.network import in_chunks, tensors_of
 
-MAX_TOKENS = 49
-"""Most tokens of a generated input: as many as an image of the paper has."""
 INITIAL_SIZE = 0.5
 """Size of the entries of a probe before any training."""
 DARK = -1.5

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_nfn.models.predictor import Predictor
 from transformer_nfn.prediction.data import DamagedNetworks, Parts
 from transformer_nfn.prediction.guard.estimators import KNOTS, Curve, smoothed_by_others
 from transformer_nfn.prediction.guard.features import (
@@ -25,7 +26,7 @@ from transformer_nfn.prediction.guard.features import (
 from transformer_nfn.prediction.guard.guard import NO_THRESHOLD, Guard, widening
 from transformer_nfn.prediction.guard.responses import agreed_inputs
 from transformer_nfn.prediction.metrics import LEVEL, conformal_radius, highest_quantile, scores
-from transformer_nfn.prediction.predictors import Predictor, mean_prediction
+from transformer_nfn.prediction.predictors import mean_prediction
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import NetworkSizes
 

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, one_hot
 
 from transformer_nfn.models import map_network
+from transformer_nfn.models.task_reader import MAX_TOKENS
 from transformer_nfn.models.whole_network.probes import (
-    MAX_TOKENS,
     ProbeOutputs,
     Probes,
     probe_outputs,
 )
+from transformer_nfn.models.whole_network.search import find_probes
 from transformer_nfn.prediction.data import Dataset
-from transformer_nfn.prediction.probe_search import find_probes
 from transformer_nfn.zoo import NetworkSizes
 
 INPUTS = 48

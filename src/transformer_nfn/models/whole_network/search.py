@@ -8,8 +8,7 @@ the task's classes in seconds, from weights and accuracies alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,11 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from transformer_nfn.models import WholeCheckpoint, map_network
-from transformer_nfn.models.checkpoint_batch import DESCRIPTIONS, SIZE
-from transformer_nfn.models.whole_network.checkpoint_probes import TokenProbes, checkpoint_outputs
-from transformer_nfn.prediction.cuda_graphs import GraphSteps
-from transformer_nfn.prediction.data import Dataset
+from transformer_nfn.models.cuda_graphs import GraphSteps
+from transformer_nfn.models.network import map_network
+from transformer_nfn.models.predictor import Networks
 
 STEPS, MAX_STEPS = 480, 1440
 STEPS_PER_EPOCH = 60
@@ -52,7 +49,7 @@ def networks_per_group(networks: int) -> int:
 
 def find_probes(
     module: Any,
-    datasets: Sequence[Dataset],
+    datasets: Sequence[Networks],
     seed: int,
     *,
     steps: int = STEPS,
@@ -104,47 +101,27 @@ def find_probes(
         update(rows) if run is None else run(update, rows, of=size)
 
 
-def search_checkpoints(
-    module: WholeCheckpoint, data: Dataset, seed: int, steps: int, per_group: int
-) -> None:
-    """Find probes of checkpoints, of one size or several.
-
-    Classifiers are searched as by `find_probes`. Causal language models write the probes: texts
-    that training networks sample, drawn by their skill. Other language models keep random ones.
-    """
-    if not module.language:
-        find_probes(module, _by_size(data), seed, steps=steps, per_group=per_group)
-    elif module.causal and isinstance(module.probes, TokenProbes):
-        module.probes.set_ids(_texts(module, module.probes, data, seed), exactly=True)
-
-
-def _by_size(data: Dataset) -> list[Dataset]:
-    """A data set for each size, as CUDA graphs need it."""
-    network: dict[str, Any] = {**data.network}
-    sizes, descriptions = network[SIZE].cpu(), network[DESCRIPTIONS]
-    parts = []
-    for number in sizes.unique().tolist():
-        part = data.take((sizes == number).nonzero().squeeze(-1))
-        alone: Any = {**part.network, DESCRIPTIONS: (descriptions[number],)}
-        parts.append(replace(part, network=alone))
-    return parts
-
-
 @torch.no_grad()
-def _texts(module: WholeCheckpoint, probes: TokenProbes, data: Dataset, seed: int) -> Tensor:
-    """Texts ``[count, length]`` that networks sample token by token, each network as many."""
+def sampled_texts(
+    answers: Callable[[Mapping[str, Any], Tensor], Tensor], probes: Any, data: Networks, seed: int
+) -> Tensor:
+    """Texts ``[count, length]`` that networks, drawn by their skill, sample token by token.
+
+    Args:
+        answers: logits ``[networks, texts, length, tokens]`` of networks on texts in one-hot form.
+        probes: the `TokenProbes` that the texts are for.
+        data: causal language models; each writes as many.
+        seed: of the draws.
+    """
     device, groups = probes.mix.device, probes.groups
     count, length, tokens = probes.mix.shape
     writers = min(WRITERS, len(data), count // groups)
     ((_, drawn),) = _draws([data.skills], 1, seed, groups, writers)
     generator = torch.Generator().manual_seed(seed)
 
-    ids = module.ids
-    assert ids is not None
-
     def sampled(network: Mapping[str, Any], text: Tensor, place: int) -> Tensor:
         inputs = one_hot(text, tokens).float().to(device)
-        logits = checkpoint_outputs(network, inputs, ids)[0, :, place, ids]
+        logits = answers(network, inputs)[0, :, place]
         return torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).squeeze(1)
 
     texts = []

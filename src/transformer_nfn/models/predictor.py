@@ -1,0 +1,242 @@
+"""What a predictor is: a class that says what it reads, and the registry of those with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from transformer_nfn.errors import RunError
+from transformer_nfn.spaces import WeightSpace
+
+BUILT, CHECKPOINTS = "built", "checkpoints"
+"""Networks that `tnfn zoo build` trains, and checkpoints of any family."""
+TENSORS, PACKED, STATISTICS, INVARIANTS, OUTPUTS = READS = (
+    "tensors", "packed", "statistics", "invariants", "outputs",
+)  # fmt: skip
+"""What a predictor can read of a network."""
+SIZE_TEXTS: Mapping[str, str] = {
+    "blocks": "{} blocks",
+    "patch": "{} pixels in a patch",
+    "classes": "{} classes",
+    "d_model": "width {}",
+    "heads": "{} heads",
+    "d_ff": "{} neurons",
+    "tokens": "{} tokens",
+}
+"""Text of each size of a network, the most telling first."""
+OTHERS = 9
+Class = TypeVar("Class", bound="type[Predictor]")
+
+
+class TaskSizes(Protocol):
+    """Sizes of a network that its task determines, and its width."""
+
+    @property
+    def patch(self) -> int:
+        """Pixels in a patch, 0 for word vectors."""
+
+    @property
+    def classes(self) -> int:
+        """Number of logits."""
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens of an input."""
+
+    @property
+    def d_model(self) -> int:
+        """Width of the network."""
+
+    def to_json(self) -> dict[str, Any]:
+        """All sizes."""
+
+
+class Networks(Protocol):
+    """Networks of one size to learn from; `transformer_nfn.prediction.data.Dataset` is one."""
+
+    @property
+    def block_space(self) -> WeightSpace | None:
+        """Weight space of a block; None for checkpoints."""
+
+    @property
+    def network(self) -> Any:
+        """The networks as models read them."""
+
+    @property
+    def accuracy(self) -> Tensor:
+        """The target, ``[n]``."""
+
+    @property
+    def tokens(self) -> int | None:
+        """Maximal input length."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """Numbers in the embedding and the classifier of one network."""
+
+    @property
+    def runs(self) -> list[str]:
+        """The run of each network."""
+
+    @property
+    def skills(self) -> tuple[Tensor, Tensor]:
+        """Two weights by which good networks are chosen, ``[n]``."""
+
+    def take(self, index: Tensor | np.ndarray) -> Self:
+        """Select networks."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a predictor's class says of itself, each in an attribute of this name.
+
+    Attributes:
+        reads: what it is given of a network.
+        zoos: whose networks it reads, `BUILT` and `CHECKPOINTS`.
+        any_size: whether it trains on networks of several sizes, and reads others.
+        every_checkpoint: whether it also trains on the other checkpoints of the training runs.
+        protocol: where its training deviates from the paper's: epochs, batch, lr.
+        title: in tables and figures.
+        place: in lists, and the number of its colour.
+    """
+
+    reads: str = TENSORS
+    zoos: tuple[str, ...] = (BUILT,)
+    any_size: bool = False
+    every_checkpoint: bool = False
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    title: str = ""
+    place: int = OTHERS
+
+    @staticmethod
+    def of(predictor: type[Predictor]) -> Facts:
+        """What a class says, and the defaults where it is silent."""
+        names = [each.name for each in fields(Facts) if hasattr(predictor, each.name)]
+        return Facts(**{name: getattr(predictor, name) for name in names})
+
+
+class Predictor:
+    """Base of this package's predictors: what a class need not say of itself."""
+
+    @property
+    def any_task(self) -> bool:
+        """Whether networks of other patches, tokens and classes are read, too."""
+        return False
+
+    @property
+    def text(self) -> str:
+        """`ProbeFormat.text` of its probes, empty without probes."""
+        return ""
+
+    @classmethod
+    def of(cls, data: Networks, **options: Any) -> Self:
+        """A predictor of networks like these."""
+        raise NotImplementedError
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Read what `save` wrote."""
+        raise NotImplementedError
+
+    def save(self, folder: str | Path) -> Path:
+        """Write into a folder, made if need be."""
+        raise NotImplementedError
+
+    def to(self, device: str) -> Self:
+        """Move to a device; what computes in main memory alone stays there."""
+        return self
+
+    def predict(self, network: Mapping[str, Any]) -> Tensor:
+        """Predicted accuracy of each network, ``[n]`` in float32; NaN where numbers overflow."""
+        raise NotImplementedError
+
+    @property
+    def num_parameters(self) -> int | None:
+        """Number of trainable parameters; None for trees."""
+        return None
+
+    def misfit(self, sizes: TaskSizes, trained: TaskSizes) -> str | None:
+        """Why networks of some sizes cannot be read; None if they can.
+
+        Args:
+            sizes: of the networks in question.
+            trained: of the training networks, the only ones that can be read here.
+        """
+        expected, actual = trained.to_json(), sizes.to_json()
+        for size, text in SIZE_TEXTS.items():
+            if expected[size] != actual[size]:
+                return f"expected {text.format(expected[size])}, found {actual[size]}"
+        return None
+
+    def prepared(
+        self, network: Mapping[str, Any], positions: Tensor | None = None
+    ) -> Mapping[str, Any]:
+        """A batch with what every seed would have to compute of its networks.
+
+        Args:
+            network: the batch.
+            positions: of their tokens; None for those of the training networks.
+        """
+        return network
+
+
+_REGISTRY: dict[str, list[type[Predictor]]] = {}
+
+
+def predictor(name: str) -> Callable[[Class], Class]:
+    """Register a class under a name; one for each kind of zoo may share it."""
+
+    def register(cls: Class) -> Class:
+        _REGISTRY.setdefault(name, []).append(cls)
+        return cls
+
+    return register
+
+
+def names(zoo: str | None = None, **facts: Any) -> list[str]:
+    """Names of all predictors in the order of lists; only those of a kind of zoo, and with facts.
+
+    >>> names("built", every_checkpoint=True)
+    ['whole_network']
+    """
+    found = {}
+    for name, classes in _REGISTRY.items():
+        for each in map(Facts.of, classes):
+            fits = all(getattr(each, key) == value for key, value in facts.items())
+            if fits and (zoo is None or zoo in each.zoos):
+                found[name] = each.place
+    return sorted(found, key=lambda name: (found[name], name))
+
+
+def find(name: str, zoo: str | None = None) -> type[Predictor]:
+    """Class of a name that reads networks of a kind of zoo; an error lists those there are."""
+    classes = _REGISTRY.get(name, [])
+    if not classes:
+        raise RunError(f"there is no model '{name}'; there are {', '.join(names())}")
+    for each in classes:
+        if zoo is None or zoo in Facts.of(each).zoos:
+            return each
+    what = {BUILT: "networks of a built zoo", CHECKPOINTS: "checkpoints of any family"}
+    raise RunError(f"'{name}' does not read {what[zoo or BUILT]}: train {', '.join(names(zoo))}")
+
+
+def facts(name: str, zoo: str | None = None) -> Facts:
+    """Facts about the predictor of a name."""
+    return Facts.of(find(name, zoo))
+
+
+def model_name(name: str, otherwise: str | None = None) -> str:
+    """Display name of a predictor; of another text ``otherwise``, or itself."""
+    return (facts(name).title if name in _REGISTRY else otherwise) or name
+
+
+def model_place(name: str) -> tuple[int, str]:
+    """Position of a predictor in lists, behind all others if it is unknown."""
+    return (facts(name).place, name) if name in _REGISTRY else (OTHERS + 1, "")
