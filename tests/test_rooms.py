@@ -148,7 +148,7 @@ def test_all_public_packages_are_listed() -> None:
 # dated line may raise a budget; it goes in the commit that deletes the old.
 KERNELS, EVERYTHING = ("zoo.training.kernels",), ("",)
 BUDGETS = {
-    ("spaces", "functional", "symmetry", "checkpoints"): 15_409,
+    ("spaces", "functional", "symmetry", "checkpoints"): 15_357,
     ("zoo", "native_network", "prediction", "models", "networks"): 12_359,
     KERNELS: 1_776,
     ("paper", "report"): 2_818,
@@ -165,7 +165,7 @@ LONG_FUNCTIONS = 10
 """Functions of more than `LONG` code lines outside the kernels."""
 TWICE = 22
 """Names that two or more classes have."""
-PREDICTOR_NAMES, TENSOR_NAMES, FACTS = 30, 442, 175
+PREDICTOR_NAMES, TENSOR_NAMES, FACTS = 25, 434, 173
 """Places where a predictor, a tensor of a block or a fact about a model is named; their homes,
 and predictors in the numbers of the paper, do not count."""
 FACT = re.compile(
