@@ -86,11 +86,9 @@ class _TriedError(Exception):
 
 def check_writable(*paths: Path | None) -> None:
     """Reject files that `atomic_file` could not write, before the work that fills them."""
-    for path in paths:
-        with contextlib.suppress(_TriedError):
-            if path is not None:
-                with atomic_file(path, durable=False):
-                    raise _TriedError
+    for path in filter(None, paths):
+        with contextlib.suppress(_TriedError), atomic_file(path, durable=False):
+            raise _TriedError
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import os
 import struct
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
@@ -204,34 +204,26 @@ class GgufFile:
             _refuse(self._where, f"it does not state {ARCHITECTURE}")
         if found.get(SPLIT, 0) not in (0, 1):
             _refuse(self._where, f"it is one of {found[SPLIT]} parts: join them first")
-        outlines: dict[str, tuple[GGMLQuantizationType, tuple[int, ...], int]] = {}
+        places: dict[str, _Place] = {}
         for _ in range(tensors):
             name = reader.text()
-            if name in outlines:
+            if name in places:
                 _refuse(self._where, f"tensor '{name}' stands in it twice")
-            outlines[name] = self._outline(reader, name)
+            places[name] = self._place(reader, name)
         alignment = found.get("general.alignment", 32)
         if type(alignment) is not int or not 0 < alignment <= 1 << 20:
             _refuse(self._where, f"alignment expected a number above 0, found {alignment}")
         base = -(-file.tell() // alignment) * alignment
-        places = {}
-        for name, (kind, shape, offset) in outlines.items():
-            block, size = self._gguf.GGML_QUANT_SIZES[kind]
-            if shape[-1] % block:
-                _refuse(self._where, f"'{name}' has rows of {shape[-1]}, {kind.name} needs {block}")
-            size = math.prod(shape) // block * size
-            if base + offset + size > length:
-                _refuse(
-                    self._where,
-                    f"'{name}' ends at byte {base + offset + size}, the file at {length}: it was "
-                    "cut short",
-                )
-            places[name] = _Place(kind, shape, base + offset, size)
+        for name, place in places.items():
+            start, stop = base + place.start, base + place.start + place.size
+            if stop > length:
+                ends = f"'{name}' ends at byte {stop}, the file at {length}"
+                _refuse(self._where, f"{ends}: it was cut short")
+            places[name] = replace(place, start=start)
         return found, places
 
-    def _outline(
-        self, reader: _Reader, name: str
-    ) -> tuple[GGMLQuantizationType, tuple[int, ...], int]:
+    def _place(self, reader: _Reader, name: str) -> _Place:
+        """The next tensor, which starts at a byte after the header."""
         dims = reader.number("I")
         if not 0 < dims <= MAX_DIMS:
             _refuse(self._where, f"'{name}' expected 1 to {MAX_DIMS} axes, found {dims}")
@@ -243,7 +235,10 @@ class GgufFile:
             _refuse(self._where, f"'{name}' has type {code}, which 'gguf' does not know", error)
         if not all(shape) or not self._is_read(kind):
             _refuse(self._where, f"'{name}' {list(shape)} in {kind.name} cannot be dequantised")
-        return kind, shape, offset
+        block, size = self._gguf.GGML_QUANT_SIZES[kind]
+        if shape[-1] % block:
+            _refuse(self._where, f"'{name}' has rows of {shape[-1]}, {kind.name} needs {block}")
+        return _Place(kind, shape, offset, math.prod(shape) // block * size)
 
     def _is_read(self, kind: GGMLQuantizationType) -> bool:
         if kind.name in PLAIN:

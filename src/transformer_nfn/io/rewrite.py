@@ -262,10 +262,7 @@ def _beside_weights(home: Path) -> tuple[list[Path], list[Path]]:
 
 def _as_stored(name: str, value: Tensor, info: TensorInfo) -> Tensor:
     assert info.weight_dtype is not None
-    if tuple(value.shape) != info.shape:
-        raise WriteError(
-            f"'{name}' expected shape {list(info.shape)}, found {list(value.shape)} to write"
-        )
+    assert value.shape == info.shape, name
     stored = value.detach().cpu().to(info.weight_dtype).contiguous()
     if stored.numel() and not all(bool(torch.isfinite(x)) for x in torch.aminmax(stored)):
         raise WriteError(
