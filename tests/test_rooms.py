@@ -154,7 +154,7 @@ BUDGETS = {
     ("paper", "report"): 2_818,
     ("io",): 2_490,
     ("nn",): 1_276,
-    ("cli",): 2_660,
+    ("cli",): 2_640,
     EVERYTHING: 39_534,
 }
 """Code lines of packages: no docstrings, comments or blank lines; the kernels count apart."""

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.errors import RunError
-from transformer_nfn.io.assets import file_sha256
 from transformer_nfn.io.files import (
+    file_sha256,
     import_arrow,
     is_left_over,
     read_parquet,
