@@ -351,14 +351,15 @@ class Folder:
                 (self.path / INDEX).unlink(missing_ok=True)
             return index
 
+    def read_shard(self, shard: str) -> Index:
+        """The rows of a shard on disk, and the checksum of its header; reads no weights."""
+        path = self.shard_path(shard)
+        header = read_header(path)
+        rows = [{**row, "shard": shard} for row in header.rows]
+        return Index.from_rows(rows, {shard: header.crc32}, str(path))
+
     def _read_shards(self) -> Index:
-        parts = []
-        for shard in self.finished():
-            path = self.shard_path(shard)
-            header = read_header(path)
-            rows = [{**row, "shard": shard} for row in header.rows]
-            parts.append(Index.from_rows(rows, {shard: header.crc32}, str(path)))
-        index = Index.joined(parts)
+        index = Index.joined([self.read_shard(shard) for shard in self.finished()])
         self._check_runs(index)
         sources = index.columns["source"].tolist()
         if self.metadata["origin"] == "damage" and len(set(sources)) < len(sources):

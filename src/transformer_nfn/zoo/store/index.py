@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from transformer_nfn.errors import needs_extra
 from transformer_nfn.io.files import import_arrow, read_parquet
@@ -41,6 +43,7 @@ COLUMNS: dict[str, Any] = {
 }
 """Columns with their default (for crashed runs and imported files), which fixes their type."""
 
+Rows = Sequence[int] | np.ndarray | Tensor
 CONFIGURATION = ("optimizer", "learning_rate", "l2", "init_std", "dropout", "train_fraction")
 """Columns of a run's training configuration."""
 
@@ -48,6 +51,47 @@ CONFIGURATION = ("optimizer", "learning_rate", "l2", "init_std", "dropout", "tra
 def arrow() -> tuple[Any, Any]:
     """The modules ``pyarrow`` and ``pyarrow.parquet``."""
     return import_arrow(StoreError, "the index of a zoo")
+
+
+class IndexedRows:
+    """What all zoos do with their index.
+
+    Attributes:
+        table: the index as columns (NumPy arrays), one row per network.
+    """
+
+    table: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.table.values())))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The index as a data frame, a line for each network; needs ``pandas``."""
+        return to_frame(self.table)
+
+    def config(self, row: int) -> dict[str, Any]:
+        """The index entry of one row, as plain values."""
+        (row,) = self._rows([row])
+        values = {name: column[row] for name, column in self.table.items()}
+        return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
+
+    def _rows(self, rows: Rows | None) -> np.ndarray:
+        """Numbers of the chosen rows, of all by default; refuses those that are not there."""
+        chosen = np.arange(len(self)) if rows is None else np.asarray(rows)
+        if chosen.dtype == bool:
+            chosen = np.flatnonzero(chosen)
+        chosen = chosen.astype(np.int64).reshape(-1)
+        bad = chosen[(chosen < 0) | (chosen >= len(self))]
+        if len(bad):
+            raise ZooError(f"row {bad[0]} of a zoo with {len(self)} rows")
+        return chosen
+
+    def _at(self, row: int) -> int:
+        """The number of a row that may count from the end, as in a list."""
+        at = operator.index(row)
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"row {at} of a zoo with {len(self)} rows")
+        return at % len(self)
 
 
 def to_frame(columns: Mapping[str, Any]) -> pd.DataFrame:
