@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from transformer_nfn.io.tensor_files import TensorInfo
 from transformer_nfn.models.checkpoint_batch import WEIGHTS
 from transformer_nfn.models.invariants import InvariantBoosting, InvariantMLP
 from transformer_nfn.models.network import same_batch, tensors_of
@@ -99,5 +100,6 @@ class StatisticsLinear(TensorPredictor):
         logits = torch.from_numpy(x) @ self._state["weight"] + self._state["constant"]
         return np.asarray(torch.sigmoid(logits).numpy())
 
-    def _shapes(self) -> dict[str, tuple[list[int], torch.dtype]]:
-        return {"weight": ([self.width or 0], torch.float64), "constant": ([], torch.float64)}
+    def _shapes(self) -> dict[str, TensorInfo]:
+        shapes: dict[str, tuple[int, ...]] = {"weight": (self.width or 0,), "constant": ()}
+        return {name: TensorInfo(shape, "float64") for name, shape in shapes.items()}
