@@ -179,10 +179,14 @@ class WholeNetwork(TaskReader):
     ) -> Iterator[tuple[nn.Module, Tensor]]:
         """Each head and its inputs, for networks with output features."""
         if self.output_head is not None:
-            yield self.output_head, network[OUTPUTS]
+            yield self.output_head, self._output_inputs(network[OUTPUTS])
         if self.invariant_head is not None:
             x = self.prepared(network, positions)[INVARIANTS]
             yield self.invariant_head, bounded((x - self.mean) * self.scale, FARTHEST)
+
+    def _output_inputs(self, outputs: Tensor) -> Tensor:
+        """What the head on outputs reads."""
+        return outputs
 
     def _with_outputs(
         self, network: Mapping[str, Any], positions: Tensor | None

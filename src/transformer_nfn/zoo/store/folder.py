@@ -72,11 +72,8 @@ class Checksums:
     def _read(self) -> dict[str, list[str]]:
         if not self.path.exists():
             return {}
-        checksums = read_object(self.path, StoreError)
-        for name, sums in checksums.items():
-            if not isinstance(sums, list) or not all(isinstance(text, str) for text in sums):
-                raise StoreError(f"{self.path}: invalid checksums of '{name}'")
-        return checksums
+        fields = Fields(read_object(self.path, StoreError), str(self.path), StoreError)
+        return {name: fields.each(name, Fields.text) for name in fields.data}
 
     def replace(self, name: str, data: bytes) -> None:
         """Write the file ``name`` and its sum."""
@@ -318,6 +315,19 @@ class Folder:
             "space": json.loads(sizes.space.to_json()),
         }
         return Folder(path, Checksums(path).write_metadata("zoo.json", KIND, network | fields))
+
+    @staticmethod
+    def create_once(
+        path: Path, sizes: NetworkSizes, fields: dict[str, Any], words: WordVectors | None
+    ) -> bool:
+        """As `create`, with word vectors; False if another process created the zoo first."""
+        with claim(path, "create", wait=True):
+            if (path / "zoo.json").exists():
+                return False
+            if words is not None:
+                Checksums(path).replace(VECTORS_FILE, words.to_bytes())
+            Folder.create(path, sizes, fields)
+        return True
 
     def merge(self) -> None:
         """Write ``index.parquet`` from the shards once all are there."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from transformer_nfn.errors import needs_extra
 from transformer_nfn.io.files import import_arrow, read_parquet
+from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.zoo.errors import StoreError, ZooError
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ COLUMNS: dict[str, Any] = {
     "source": "",
 }
 """Columns with their default (for crashed runs and imported files), which fixes their type."""
+KINDS: dict[type, str] = {str: "O", bool: "b", int: "iu", float: "f"}
+"""Kinds of arrays that hold each type."""
 
 Rows = Sequence[int] | np.ndarray | Tensor
 CONFIGURATION = ("optimizer", "learning_rate", "l2", "init_std", "dropout", "train_fraction")
@@ -194,15 +197,8 @@ def _check_columns(columns: Mapping[str, np.ndarray], where: str) -> None:
     """Check the type of every column and the range of accuracies."""
     for name, default in COLUMNS.items():
         column = columns[name]
-        if isinstance(default, str):
-            valid = all(isinstance(value, str) for value in column.tolist())
-        elif isinstance(default, bool):
-            valid = column.dtype == bool
-        elif isinstance(default, int):
-            valid = np.issubdtype(column.dtype, np.integer)
-        else:
-            valid = np.issubdtype(column.dtype, np.floating)
-        if not valid:
+        valid = column.dtype.kind in KINDS[type(default)]
+        if not valid or (default == "" and not all(isinstance(x, str) for x in column.tolist())):
             raise StoreError(
                 f"{where}: column '{name}' expected values of type {type(default).__name__}, "
                 f"found {column.dtype}"
@@ -215,10 +211,9 @@ def _check_columns(columns: Mapping[str, np.ndarray], where: str) -> None:
 
 def _check_shards(shards: object, columns: Mapping[str, np.ndarray], where: str) -> None:
     """Check the shards' checksums, and that every row lies in a shard that has one."""
-    if not isinstance(shards, dict) or not all(
-        type(crc) is int and 0 <= crc < 2**32 for crc in shards.values()
-    ):
-        raise StoreError(f"{where}: damaged, invalid shard checksums")
-    missing = set(columns["shard"][~columns["crashed"]].tolist()) - set(shards)
+    fields = Fields(shards, where, StoreError, "shards")
+    for shard in fields.data:
+        fields.whole(shard, most=2**32 - 1)
+    missing = set(columns["shard"][~columns["crashed"]].tolist()) - set(fields.data)
     if missing:
         raise StoreError(f"{where}: shard {min(missing)!r} has no checksum")

@@ -99,11 +99,10 @@ class ModelZoo(IndexedRows):
         """A new zoo in a new or empty folder, or the one of this kind that is there."""
         path = Path(path)
         try:
-            if zoo_kind(path) != MODELS_KIND:
-                check_outside_zoos(path)
-                check_fresh(path)
+            check_outside_zoos(path)
+            check_fresh(path)
         except StoreError:
-            if zoo_kind(path) != MODELS_KIND:  # else another process made it meanwhile
+            if zoo_kind(path) != MODELS_KIND:  # else it is there already
                 raise
         with claim(path, "index", wait=True):
             if zoo_kind(path) != MODELS_KIND:

@@ -177,14 +177,11 @@ def describe_path(
     if path not in PATHS:
         raise ZooError(f"path must be one of {', '.join(PATHS)}, found '{path}'")
     reason = why_not(sizes, device, precision) if path in ("auto", "native") else ""
-    if path == "native" and reason:
-        raise ZooError(f"path native is not possible: {reason}")
     unfused = why_not_fused(sizes, device, precision)
-    if path == "fused" and unfused:
-        raise ZooError(f"path fused is not possible: {unfused}")
     off_chip = unfused or why_not_on_chip(sizes, device, precision)
-    if path == "on-chip" and off_chip:
-        raise ZooError(f"path on-chip is not possible: {off_chip}")
+    problems = {"native": reason, "fused": unfused, "on-chip": off_chip}
+    if problem := problems.get(path):
+        raise ZooError(f"path {path} is not possible: {problem}")
     if path == "auto":
         if "cuda" in device:
             path, reason = ("compiled", unfused) if unfused else ("fused", "")
