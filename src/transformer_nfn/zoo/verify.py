@@ -110,9 +110,8 @@ def verify(
             return verdict
         folder = Folder.open(path)
         _check_files(folder, verdict)
-        imported = folder.metadata["origin"] == "import"
-        default = IMPORTED_TOLERANCE if imported else BUILT_TOLERANCE
-        verdict.tolerance = default if tolerance is None else tolerance
+        usual = {"import": IMPORTED_TOLERANCE}.get(folder.metadata["origin"], BUILT_TOLERANCE)
+        verdict.tolerance = usual if tolerance is None else tolerance
         if verdict.ok and sample:
             _rerun(Zoo(folder), data, sample, seed, verdict)
     return verdict

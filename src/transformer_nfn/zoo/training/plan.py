@@ -14,13 +14,7 @@ import torch
 from transformer_nfn.known_tasks import BLOCKS, HEADS, WIDTH
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.sizes import SizeGroup
-from transformer_nfn.zoo.store.folder import (
-    Checksums,
-    Folder,
-    WordVectors,
-    check_fresh,
-    claim,
-)
+from transformer_nfn.zoo.store.folder import Checksums, Folder, WordVectors, check_fresh, claim
 from transformer_nfn.zoo.store.index import CONFIGURATION, Index
 from transformer_nfn.zoo.store.shards import DTYPES
 from transformer_nfn.zoo.training.grid import GRID_SIZE, Config, grid, sample
