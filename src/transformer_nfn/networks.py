@@ -187,9 +187,7 @@ def resolve_network(text: str | Path) -> Network:
         return Network(text)
     if not (row.isascii() and row.isdecimal()):
         raise CheckpointError(f"'{text}': a row is a whole number, as in {zoo}#12")
-    opened = _open_zoo(zoo)
-    _check_row(text, opened, int(row))
-    return zoo_rows(opened, [int(row)], zoo)[0]
+    return next(_rows(text, zoo, row, {}))
 
 
 def resolve_networks(texts: Iterable[str | Path]) -> list[Network]:
@@ -286,17 +284,6 @@ def _span(text: str, zoo: str, part: str) -> tuple[int, int]:
     return low, high
 
 
-def _checked(
-    where: str, weights: Mapping[str, Tensor], space: WeightSpace
-) -> tuple[WeightSpace, Weights]:
-    found = {name: w[None, None] for name, w in weights.items()}
-    try:
-        space.check(found)
-    except SpaceError as error:
-        raise SpaceError(f"'{where}': {error}") from error
-    return space, found
-
-
 def save_network(
     path: str | os.PathLike[str], space: WeightSpace, weights: Mapping[str, Tensor]
 ) -> None:
@@ -351,9 +338,11 @@ def read_network(
         space = WeightSpace.from_json(source.metadata[SPACE_KEY])
     try:
         space.check(_outlines(source), finite=False)
+        weights = {name: source[name][None, None] for name in space.tensors}
+        space.check(weights)
     except SpaceError as error:
         raise SpaceError(f"'{source.where}': {error}") from error
-    return _checked(source.where, {name: source[name] for name in space.tensors}, space)
+    return space, weights
 
 
 def _outlines(source: Checkpoint) -> Weights:

@@ -225,11 +225,6 @@ class NeuralGraph(TaskReader):
         means = [torch.stack(x).mean(0) if x else nothing for x in pooled.values()]
         return torch.cat(means, -1)
 
-    def logits(self, network: Mapping[str, Any]) -> Tensor:
-        """The number before the Sigmoid, ``[batch]``."""
-        out: Tensor = self.head(self.features(network))
-        return out.squeeze(-1)
-
     def _nodes(self, graph: Graph, where: Tensor) -> Tensor:
         """States before the first layer; axes whose order the task fixes know their index."""
         nodes = {

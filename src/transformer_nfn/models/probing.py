@@ -134,11 +134,6 @@ class ProbeGen(TaskReader):
         where = self._where(network)
         return probe_outputs(network, self.generator(), where).logits.flatten(1)
 
-    def logits(self, network: Mapping[str, Any]) -> Tensor:
-        """The number before the Sigmoid, ``[batch]``."""
-        out: Tensor = self.head(self.features(network))
-        return out.squeeze(-1)
-
 
 class HiddenProbe(ProbeGen):
     """`ProbeGen` that also reads hidden responses (after HiddenProbe, Sverdlov et al., 2026).

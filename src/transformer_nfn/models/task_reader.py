@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional import sinusoids
@@ -49,11 +49,15 @@ class TaskSizes(Protocol):
 class TaskReader(Pretrained):
     """A model for networks of one task, of any width, number of heads and depth.
 
+    Subclasses set ``head`` and define `features`, or define `logits`.
+
     Args:
         space: weight space of one block of the training networks; None for the paper's block.
         images: whether networks have an embedding of patches.
         sizes: the other arguments of the model, whole numbers; ``tokens`` is one of them.
     """
+
+    head: nn.Module
 
     def __init__(self, space: WeightSpace | None, images: bool, **sizes: int) -> None:
         super().__init__()
@@ -63,6 +67,15 @@ class TaskReader(Pretrained):
                 raise SpaceError(f"'{name}' expected a whole number, found {str(size)[:40]}")
         self._config = {**sizes, "images": images}
         self._positions: dict[tuple[int, torch.device], Tensor] = {}
+
+    def features(self, network: Mapping[str, Any]) -> Tensor:
+        """Inputs of the head, ``[batch, F]``; F is the same for networks of any size."""
+        raise NotImplementedError
+
+    def logits(self, network: Mapping[str, Any]) -> Tensor:
+        """The number before the Sigmoid, ``[batch]``."""
+        out: Tensor = self.head(self.features(network))
+        return out.squeeze(-1)
 
     def misfit(self, sizes: TaskSizes, trained: TaskSizes) -> str | None:
         """Why networks of these sizes cannot be read; None where they can.

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from transformer_nfn.models import WholeCheckpoint, map_network
 from transformer_nfn.models.checkpoint_batch import DESCRIPTIONS, SIZE
 from transformer_nfn.models.whole_network.checkpoint_probes import TokenProbes, checkpoint_outputs
-from transformer_nfn.prediction.cuda_graphs import GraphSteps
+from transformer_nfn.prediction.cuda_graphs import GraphSteps, set_rate
 from transformer_nfn.prediction.data import Dataset
 
 STEPS, MAX_STEPS = 480, 1440
@@ -94,12 +94,7 @@ def find_probes(
 
     run = GraphSteps(optimiser) if on_gpu else None
     for number, (size, rows) in enumerate(draws):
-        rate = RATE * 0.5 * (1 + math.cos(math.pi * number / steps))
-        for group in optimiser.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+        set_rate(optimiser, RATE * 0.5 * (1 + math.cos(math.pi * number / steps)))
         update = partial(step, size)
         update(rows) if run is None else run(update, rows, of=size)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -29,9 +29,10 @@ from transformer_nfn.models.whole_network.model import (
     head,
 )
 from transformer_nfn.models.whole_network.probes import (
-    RAREST,
     ProbeOutputs,
     Probes,
+    class_features,
+    class_width,
     outputs_vary,
 )
 from transformer_nfn.spaces import WeightSpace
@@ -144,7 +145,7 @@ class WholeCheckpoint(WholeNetwork):
             self.probes = Probes(probes, length, width, classes, rank, groups=groups)
         self.output_head = None
         if probes:
-            count = language_width(probes, shape[0]) if language else class_width(probes, classes)
+            count = 2 * (probes + shape[0]) if language else class_width(probes, classes)
             self.register_buffer("out_mean", torch.zeros(count))
             self.register_buffer("out_scale", torch.ones(count))
             self.output_head = Reader(count, hidden)
@@ -175,6 +176,8 @@ class WholeCheckpoint(WholeNetwork):
         self, network: Mapping[str, Any], positions: Tensor | None = None
     ) -> dict[str, Any]:
         """The networks with their invariants in single precision."""
+        if INVARIANTS in network:
+            return dict(network)
         return {**network, INVARIANTS: network[FEATURES][:, : len(self.mean)].float()}
 
     def outputs(
@@ -239,25 +242,18 @@ class WholeCheckpoint(WholeNetwork):
     def _readers(self) -> list[Reader]:
         return [m for m in (self.output_head, self.invariant_head) if m is not None]
 
-    def _features(
-        self, network: Mapping[str, Any], positions: Tensor | None
-    ) -> Iterator[tuple[nn.Module, Tensor]]:
-        if self.output_head is not None:
-            x = (network[OUTPUTS] - self.out_mean) * self.out_scale
-            yield self.output_head, bounded(x, FARTHEST)
-        if self.invariant_head is not None:
-            x = (network[INVARIANTS] - self.mean) * self.scale
-            yield self.invariant_head, bounded(x, FARTHEST)
+    def _output_inputs(self, outputs: Tensor) -> Tensor:
+        return bounded((outputs - self.out_mean) * self.out_scale, FARTHEST)
 
     def _with_outputs(
         self, network: Mapping[str, Any], positions: Tensor | None
     ) -> Mapping[str, Any]:
-        network = network if INVARIANTS in network else self.prepared(network)
+        network = self.prepared(network)
         if self.probes is None or OUTPUTS in network:
             return network
         probes = self.probes()
         if not self.language:
-            features = class_features(self.outputs(network, probes).logits)
+            features = torch.cat(class_features(self.outputs(network, probes).logits), -1)
         else:
             targets = self.numbers.long()[probes.argmax(-1)]
             read = partial(language_features, targets=targets, causal=self.causal)
@@ -268,26 +264,6 @@ class WholeCheckpoint(WholeNetwork):
         if self.probes is None or self.language:
             return self.mean.new_ones(len(network[INVARIANTS]))
         return outputs_vary(network[OUTPUTS], self._config["probes"], self._config["classes"])
-
-
-def class_width(probes: int, classes: int) -> int:
-    """Number of `class_features`."""
-    return 2 * probes * classes + 1
-
-
-def class_features(logits: Tensor) -> Tensor:
-    """Class logits ``[n, P, C]`` as numbers of order 1: log-probabilities, logits at scale 1,
-    and that scale."""
-    centred = logits - logits.mean(-1, keepdim=True)
-    size = (centred.square().mean((1, 2), keepdim=True) + 1e-12).sqrt()
-    log_p = logits.log_softmax(-1).clamp(min=-RAREST) / 2 + 1
-    scale = size[:, 0].log().clamp(-RAREST, RAREST)
-    return torch.cat([log_p.flatten(1), (centred / size).flatten(1), scale], -1)
-
-
-def language_width(probes: int, length: int) -> int:
-    """Number of `language_features`."""
-    return 2 * probes + 2 * length
 
 
 def language_features(logits: Tensor, targets: Tensor, causal: bool) -> Tensor:

@@ -149,32 +149,36 @@ def _token_similarity(x: Tensor) -> Tensor:
     return (x * size.rsqrt()).mean(2).square().mean(-1)
 
 
+def class_width(probes: int, classes: int) -> int:
+    """Number of `class_features`."""
+    return 2 * probes * classes + 1
+
+
+def class_features(logits: Tensor) -> list[Tensor]:
+    """Class logits ``[n, P, C]`` as numbers of order 1: log-probabilities, logits at scale 1,
+    and that scale."""
+    centred = logits - logits.mean(-1, keepdim=True)
+    size = (centred.square().mean((1, 2), keepdim=True) + 1e-12).sqrt()
+    log_p = logits.log_softmax(-1).clamp(min=-RAREST) / 2 + 1
+    scale = size[:, 0].log().clamp(-RAREST, RAREST)
+    return [log_p.flatten(1), (centred / size).flatten(1), scale]
+
+
 def features_width(probes: int, classes: int) -> int:
     """Number of `output_features`, for networks of any size."""
-    return 2 * probes * classes + 2 * probes + 1
+    return class_width(probes, classes) + 2 * probes
 
 
 def output_features(outputs: ProbeOutputs) -> Tensor:
     """Outputs as numbers of order 1, ``[networks, features_width]``.
 
-    Log-probability of every class, logits at scale 1, that scale, and the similarity of tokens:
-    mean over blocks, and behind the last. Tokens of a network with constant outputs count as equal,
-    because their directions are rounding.
+    The `class_features`, and the similarity of tokens: mean over blocks, and behind the last.
+    Tokens of a network with constant outputs count as equal, because their directions are rounding.
     """
-    logits = outputs.logits - outputs.logits.mean(-1, keepdim=True)
-    size = (logits.square().mean((1, 2), keepdim=True) + 1e-12).sqrt()
-    log_probabilities = outputs.logits.log_softmax(-1).clamp(min=-RAREST) / 2 + 1
+    features = class_features(outputs.logits)
     similarity = torch.cat([outputs.similarity.mean(-1), outputs.similarity[..., -1]], -1)
-    similarity = 1 - _varies(log_probabilities)[:, None] * (1 - similarity)
-    return torch.cat(
-        [
-            log_probabilities.flatten(1),
-            (logits / size).flatten(1),
-            size[:, 0].log().clamp(-RAREST, RAREST),
-            similarity,
-        ],
-        -1,
-    )
+    varies = _varies(features[0].view_as(outputs.logits))
+    return torch.cat([*features, 1 - varies[:, None] * (1 - similarity)], -1)
 
 
 def outputs_vary(features: Tensor, probes: int, classes: int) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.processes import cores
 from transformer_nfn.zoo.errors import ZooError
-from transformer_nfn.zoo.store.folder import Folder
+from transformer_nfn.zoo.store.folder import Folder, claim
 from transformer_nfn.zoo.store.shards import DTYPES, write_shard
 from transformer_nfn.zoo.training.backends import describe_path
 from transformer_nfn.zoo.training.grid import Config
@@ -101,7 +101,7 @@ def claim_and_train(plan: Plan, progress: Progress) -> None:
 def claim_shard(plan: Plan, shard: str, progress: Progress) -> bool:
     """Train and write a shard, unless another process has claimed or finished it."""
     folder = plan.folder
-    with folder.claim(shard) as held:
+    with claim(folder.path, shard) as held:
         # Another builder may have finished it since `missing` was read.
         if not held or folder.shard_path(shard).exists():
             return False

@@ -14,6 +14,7 @@ from typing import Any
 
 from transformer_nfn.ray_cluster import import_ray, one_core_task, ray_cluster, task_result
 from transformer_nfn.zoo.errors import ZooError
+from transformer_nfn.zoo.store.folder import claim
 from transformer_nfn.zoo.training.local_engine import (
     POLL_SECONDS,
     WAITING,
@@ -68,8 +69,8 @@ class _Driver:
                 noted = True
                 time.sleep(POLL_SECONDS)
         finally:
-            for _, claim in self.flying.values():
-                claim.close()
+            for _, lock in self.flying.values():
+                lock.close()
 
     def _submit(self, missing: list[str]) -> None:
         busy = {shard for shard, _ in self.flying.values()}
@@ -79,19 +80,19 @@ class _Driver:
                 return
             if shard in busy:
                 continue
-            claim = ExitStack()
-            held = claim.enter_context(plan.folder.claim(shard))
+            lock = ExitStack()
+            held = lock.enter_context(claim(plan.folder.path, shard))
             if not held or plan.folder.shard_path(shard).exists():
-                claim.close()
+                lock.close()
                 continue
             reference = self.remote.remote(
                 self.task, self.configs[shard], plan.recipe, plan.options
             )
-            self.flying[reference] = (shard, claim)
+            self.flying[reference] = (shard, lock)
 
     def _collect(self, reference: Any) -> None:
-        shard, claim = self.flying.pop(reference)
-        with claim:
+        shard, lock = self.flying.pop(reference)
+        with lock:
             lost = f"shard {shard} was lost {RETRIES + 1} times on the cluster"
             trained, made = task_result(self.ray, reference, ZooError, lost)
             crashed = store_shard(self.plan.folder, shard, trained, made)
