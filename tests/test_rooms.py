@@ -148,13 +148,13 @@ def test_all_public_packages_are_listed() -> None:
 # dated line may raise a budget; it goes in the commit that deletes the old.
 KERNELS, EVERYTHING = ("zoo.training.kernels",), ("",)
 BUDGETS = {
-    ("spaces", "functional", "symmetry", "checkpoints"): 15_409,
-    ("zoo", "native_network", "prediction", "models", "networks"): 12_359,
+    ("spaces", "functional", "symmetry", "checkpoints"): 15_357,
+    ("zoo", "native_network", "prediction", "models", "networks"): 12_340,
     KERNELS: 1_776,
     ("paper", "report"): 2_818,
     ("io",): 2_490,
     ("nn",): 1_276,
-    ("cli",): 2_660,
+    ("cli",): 2_640,
     EVERYTHING: 39_534,
 }
 """Code lines of packages: no docstrings, comments or blank lines; the kernels count apart."""
@@ -165,7 +165,7 @@ LONG_FUNCTIONS = 10
 """Functions of more than `LONG` code lines outside the kernels."""
 TWICE = 22
 """Names that two or more classes have."""
-PREDICTOR_NAMES, TENSOR_NAMES, FACTS = 30, 442, 175
+PREDICTOR_NAMES, TENSOR_NAMES, FACTS = 25, 434, 173
 """Places where a predictor, a tensor of a block or a fact about a model is named; their homes,
 and predictors in the numbers of the paper, do not count."""
 FACT = re.compile(

@@ -27,10 +27,10 @@ from transformer_nfn.io.assets import (
     NAME,
     Asset,
     AssetError,
-    describe_files,
+    AssetFile,
     read_index,
 )
-from transformer_nfn.io.files import write_text
+from transformer_nfn.io.files import file_sha256, write_text
 from transformer_nfn.io.json_fields import json_text
 from transformer_nfn.prediction.metrics import LEVEL, conformal_radius, coverage, standard_error
 from transformer_nfn.prediction.runs import (
@@ -212,7 +212,12 @@ def _pack(
     shutil.rmtree(beside, ignore_errors=True)
     try:
         write(beside)
-        known[name] = Asset(name, kind, name, describe_files(beside), description)
+        files = {
+            path.relative_to(beside).as_posix(): AssetFile(path.stat().st_size, file_sha256(path))
+            for path in sorted(beside.rglob("*"))
+            if path.is_file()
+        }
+        known[name] = Asset(name, kind, name, files, description)
         total = sum(asset.size for asset in known.values())
         if total > LIMIT:
             raise AssetError(

@@ -187,9 +187,7 @@ def resolve_network(text: str | Path) -> Network:
         return Network(text)
     if not (row.isascii() and row.isdecimal()):
         raise CheckpointError(f"'{text}': a row is a whole number, as in {zoo}#12")
-    opened = _open_zoo(zoo)
-    _check_row(text, opened, int(row))
-    return zoo_rows(opened, [int(row)], zoo)[0]
+    return next(_rows(text, zoo, row, {}))
 
 
 def resolve_networks(texts: Iterable[str | Path]) -> list[Network]:

@@ -1,6 +1,7 @@
 """An architecture says what its weights compute; what claims too much is caught."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -69,7 +70,9 @@ def test_the_literal_scales_are_those_of_the_group():
     U, V = draw(PRE_NORM.space, 4), None
     larger = PRE_NORM.enlarged
     s = torch.randn(8, generator=gen(4), dtype=torch.float64)
-    g = larger.group.element(linears={"0.gain_2": s.reshape(8, 1, 1)})
+    one, gain = larger.group.identity(), {"0.gain_2": s.reshape(8, 1, 1)}
+    back = {"0.gain_2": 1 / gain["0.gain_2"]}
+    g = replace(one, linears={**one.linears, **gain}, inverses={**one.inverses, **back})
     V = PRE_NORM.from_enlarged(g.act(PRE_NORM.in_enlarged(U)))
     assert torch.allclose(V["0.g_2"], U["0.g_2"] * s)
     assert torch.allclose(V["0.b_2"], U["0.b_2"] * s)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_nfn.errors import CheckpointError, TransformerNFNError
-from transformer_nfn.io.files import check_memory
+from transformer_nfn.errors import CheckpointError
 from transformer_nfn.io.json_fields import Fields, read_object
 from transformer_nfn.io.tensor_files import read_tensors
 
@@ -66,9 +65,3 @@ def test_a_pipe_under_a_files_name_is_not_waited_for(tmp_path: Path) -> None:
         for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
             with pytest.raises(CheckpointError, match="cannot be read: it is not a regular file"):
                 read(path)
-
-
-def test_more_than_the_memory_is_refused_before_it_is_asked_for() -> None:
-    check_memory(1 << 20, "a little")
-    with pytest.raises(TransformerNFNError, match=r"a lot needs 1,024 GiB of memory, this machine"):
-        check_memory(1 << 40, "a lot")

@@ -197,9 +197,8 @@ def test_a_planted_target_is_found(name: str, tmp_path: Path) -> None:
     assert run.summary["tau"] > 0.5
     _, predicted = predictions_on_test(read_predictions(tmp_path))
     (loaded,) = load_predictors(tmp_path, run)
-    torch.testing.assert_close(
-        loaded.predict(data.test.network).double(), torch.from_numpy(predicted[0]), rtol=0, atol=1e-5
-    )
+    again = loaded.predict(data.test.network).double()
+    torch.testing.assert_close(again, torch.from_numpy(predicted[0]), rtol=0, atol=1e-5)
 
 
 @every

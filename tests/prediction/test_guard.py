@@ -410,7 +410,7 @@ def test_a_malformed_guard_is_rejected(tmp_path: Path) -> None:
         ({"width": zeros(3)}, "'width' expected numbers above 0"),
         ({"gap_std": Curve(zeros(KNOTS))}, "'gap_std.values' expected numbers above 0"),
         ({"floor": torch.tensor(torch.nan).double()}, "'floor' holds values that are not finite"),
-        ({"lower": zeros(2)}, "'lower' expected [] in float64, found [2] in torch.float64"),
+        ({"lower": zeros(2)}, "'lower' expected [] in float64, found [2] in float64"),
     ):
         replace(guard, **change).save(tmp_path)
         with pytest.raises(RunError, match=re.escape(message)):

@@ -52,7 +52,7 @@ def test_half_precision_moves_no_distance(tmp_path: Path) -> None:
         assert float(exact(others).min()) > 0.1
     tensors = load_file(tmp_path / DISTANCE_FILE) | {"rows": exact.rows.double()}
     save_file(tensors, tmp_path / DISTANCE_FILE)
-    with pytest.raises(RunError, match=r"'rows' expected shape .* in float32, found .* in float64"):
+    with pytest.raises(RunError, match=r"'rows' expected .* in float32, found .* in float64"):
         TrainingSetDistance.load(tmp_path)
 
 
@@ -103,10 +103,10 @@ def test_damaged_digests_are_rejected(zoo: Zoo, tmp_path: Path) -> None:
     TrainingDigests.of(load_parts(zoo, Selection(max_train=5)), "ag_news").save(tmp_path)
     kept = load_file(tmp_path / DIGESTS_FILE)
     for changed, message in (
-        (kept | {"trained": kept["trained"].double()}, "'trained' expected int64"),
-        (kept | {"selected": kept["selected"][None]}, "'selected' expected int64"),
-        ({"trained": kept["trained"]}, "is not readable"),
-        (kept | {"more": kept["trained"].clone()}, "is not readable"),
+        (kept | {"trained": kept["trained"].double()}, "'trained' expected .* in int64, found"),
+        (kept | {"selected": kept["selected"][None]}, r"'selected' expected .*, found \[1, \d+\]"),
+        ({"trained": kept["trained"]}, "'trained_runs' expected .*, found None"),
+        (kept | {"more": kept["trained"].clone()}, "'more' expected None, found"),
     ):
         save_file(changed, tmp_path / DIGESTS_FILE)
         with pytest.raises(RunError, match=message):

@@ -196,8 +196,8 @@ def _compare(A: Model, B: Model, a: str, b: str) -> tuple[TensorConversion, bool
     outside, rotary = _outside(first, second), False
     if outside and a.rpartition(".")[2] in ("W_Q", "W_K", "b_Q", "b_K"):
         rotary = any(
-            _outside(first, (turn(second[0]), turn(second[1]))) == 0
-            for turn in (_halves_to_pairs, _pairs_to_halves)
+            _outside(first, (_repaired(second[0], sizes), _repaired(second[1], sizes))) == 0
+            for sizes in ((2, -1), (-1, 2))
         )
     return TensorConversion(a, key, form, outside, distance, rotary), False
 
@@ -225,12 +225,7 @@ def _outside(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> float:
     return float(((a[0] > b[1]) | (b[0] > a[1])).float().mean())
 
 
-def _halves_to_pairs(w: Tensor) -> Tensor:
-    """The last axis from two halves to pairs next to each other."""
-    halves: Tensor = w.unflatten(-1, (2, -1))
-    return halves.transpose(-1, -2).reshape(w.shape)
-
-
-def _pairs_to_halves(w: Tensor) -> Tensor:
-    pairs: Tensor = w.unflatten(-1, (-1, 2))
-    return pairs.transpose(-1, -2).reshape(w.shape)
+def _repaired(w: Tensor, sizes: tuple[int, int]) -> Tensor:
+    """The last axis from two halves, ``(2, -1)``, to pairs next to each other, or back."""
+    parts: Tensor = w.unflatten(-1, sizes)
+    return parts.transpose(-1, -2).reshape(w.shape)

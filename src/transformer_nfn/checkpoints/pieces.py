@@ -21,6 +21,10 @@ class Piece:
     value: Tensor
     error: Tensor
 
+    def __getitem__(self, order: Tensor) -> Piece:
+        """Some heads, neurons or rows, in an order."""
+        return Piece(self.value[order], self.error[order])
+
 
 def filled(a: Piece | None, b: Piece | None) -> tuple[Piece, Piece] | None:
     """Two pieces of one shape, with zeros for one that is missing; None where both are."""

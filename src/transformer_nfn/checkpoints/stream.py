@@ -367,8 +367,7 @@ def _rows(table: Table, start: int, stop: int, held: bool | None) -> Piece:
     if held is None:
         return rows
     mask = torch.arange(start, stop) % HELD_OUT == 0
-    mask = mask if held else ~mask
-    return Piece(rows.value[mask], rows.error[mask])
+    return rows[mask if held else ~mask]
 
 
 def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,10 +19,6 @@ from transformer_nfn.cli.options import (
     SetOption,
     open_options,
 )
-
-if TYPE_CHECKING:
-    from transformer_nfn.checkpoints.alignment import Aligned
-    from transformer_nfn.checkpoints.families import Model
 
 
 def align_command(
@@ -58,12 +54,21 @@ def align_command(
 
       tnfn align mnist-sample#0 mnist-sample#1 --out aligned.safetensors
     """
+    from transformer_nfn.checkpoints.alignment import align
     from transformer_nfn.networks import resolve_network
 
     options = open_options(architecture, family, settings)
     networks = [resolve_network(name) for name in (first, second)]
-    with networks[0].open_model(options) as A, networks[1].open_model(options) as B:
-        aligned = _align_checkpoints(A, B, out, rounds, untie)
+    limit: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
+    with (
+        networks[0].open_model(options) as A,
+        networks[1].open_model(options) as B,
+        passing_bar(SpinnerColumn(), "aligning, block {task.fields[block]}") as bar,
+    ):
+        task = bar.add_task("align", total=None, block="")
+        aligned = align(
+            A, B, out, untie=untie, progress=lambda name: bar.update(task, block=name), **limit
+        )
     if as_json:
         echo_json(aligned.as_json() | {"out": str(out)})
         return
@@ -75,25 +80,9 @@ def align_command(
     console = Console()
     console.print(table)
     console.print(f"distance ‖A − B‖ / ‖B‖; stream: {aligned.action}; {aligned.rounds} rounds")
-    rounding = f", rounding explains {aligned.noise:.1e}"
-    _report_written(out, first, aligned.difference or 0.0, rounding)
-    if options:
-        typer.echo(f"open it with the same options: {options}")
-
-
-def _report_written(out: Path, first: str, difference: float, more: str) -> None:
     typer.echo(
         f"wrote {out}: the function of {first} (outputs on random inputs differ by "
-        f"{difference:.1e}{more})"
+        f"{aligned.difference or 0.0:.1e}, rounding explains {aligned.noise:.1e})"
     )
-
-
-def _align_checkpoints(A: Model, B: Model, out: Path, rounds: int | None, untie: bool) -> Aligned:
-    from transformer_nfn.checkpoints.alignment import align
-
-    with passing_bar(SpinnerColumn(), "aligning, block {task.fields[block]}") as bar:
-        task = bar.add_task("align", total=None, block="")
-        limit: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
-        return align(
-            A, B, out, untie=untie, progress=lambda name: bar.update(task, block=name), **limit
-        )
+    if options:
+        typer.echo(f"open it with the same options: {options}")

@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
-from transformer_nfn.cli.console import echo_json, passing_bar, table_console
+from transformer_nfn.cli.console import echo_json, echo_result, passing_bar, table_console
 from transformer_nfn.cli.options import (
     NETWORK,
     ArchitectureOption,
@@ -171,10 +171,7 @@ def _compare_checkpoints(
         relation = relate(A, B, prove=prove)
     if figure is not None and relation.matrix is not None:
         draw_relation(relation, figure, (A.where, B.where))
-    if json_output:
-        echo_json(relation.as_json())
-    else:
-        typer.echo(str(relation))
+    echo_result(relation, json_output)
     if figure is not None and relation.matrix is None:
         typer.echo(f"no figure: there are no blocks to draw ({relation.reason})", err=True)
     return relation.verdict, relation.same_function
@@ -202,10 +199,7 @@ def _compare_adapters(
         raise TransformerNFNError("--figure draws blocks: adapters need --base for that")
     with Adapter.open(names[0]) as a, Adapter.open(names[1]) as b:
         result = compare_adapters(a, b)
-    if json_output:
-        echo_json(result.as_json())
-    else:
-        typer.echo(str(result))
+    echo_result(result, json_output)
     return {True: "same", False: "different", None: "unclear"}[result.same], result.same
 
 

@@ -8,7 +8,8 @@ text out in the same way.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -114,6 +115,14 @@ def echo_json(value: Any) -> None:
     typer.echo(json_text(value))
 
 
+def echo_result(result: Any, as_json: bool) -> None:
+    """Prints a result as JSON, or as its own text."""
+    if as_json:
+        echo_json(result.as_json())
+    else:
+        typer.echo(str(result))
+
+
 def passing_bar(*columns: Any) -> Progress:
     """A progress bar on standard error that vanishes at its end; nothing without a terminal."""
     from rich.console import Console
@@ -121,6 +130,14 @@ def passing_bar(*columns: Any) -> Progress:
 
     console = Console(stderr=True)
     return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+
+
+@contextmanager
+def passing_count(what: str, *columns: Any) -> Iterator[Callable[[int, int], None]]:
+    """A `passing_bar`, moved by how many are done and how many there are."""
+    with passing_bar(*columns) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def table_console() -> Console:

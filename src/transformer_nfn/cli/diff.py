@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transformer_nfn.cli.console import echo_json
+from transformer_nfn.cli.console import echo_result
 from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
@@ -70,10 +70,7 @@ def diff_command(
         draw_difference(difference, figure)
     if page is not None:
         write_difference_page(difference, page, (first, second))
-    if as_json:
-        echo_json(difference.as_json())
-    else:
-        typer.echo(str(difference))
+    echo_result(difference, as_json)
 
 
 def _open(name: str, options: OpenOptions) -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,11 +20,6 @@ from transformer_nfn.cli.options import (
     SetOption,
     open_options,
 )
-
-if TYPE_CHECKING:
-    import torch
-
-    from transformer_nfn.checkpoints.families import Model
 
 
 def disguise_command(
@@ -63,30 +58,15 @@ def disguise_command(
     """
     import torch
 
+    from transformer_nfn.checkpoints.disguises import disguise
     from transformer_nfn.networks import resolve_network
 
     options = open_options(architecture, family, settings)
     generator = torch.Generator().manual_seed(seed)
-    with resolve_network(file).open_model(options) as model:
-        _checkpoint(model, file, out, generator, condition, keep_tie)
-    if options:
-        typer.echo(f"open it with the same options: {options}")
-
-
-def _checkpoint(
-    model: Model,
-    file: str,
-    out: Path,
-    generator: torch.Generator,
-    condition: float,
-    keep_tie: bool,
-) -> None:
-    from transformer_nfn.checkpoints.disguises import disguise
-
-    width = model.dtype.itemsize
-    total = sum(math.prod(shape) for shape in model.names.values()) * width
     columns = ("disguising", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with passing_bar(*columns) as bar:
+    with resolve_network(file).open_model(options) as model, passing_bar(*columns) as bar:
+        width = model.dtype.itemsize
+        total = sum(math.prod(shape) for shape in model.names.values()) * width
         task = bar.add_task("disguise", total=total)
         done = disguise(
             model, out, generator, condition=condition, keep_tie=keep_tie,
@@ -100,3 +80,5 @@ def _checkpoint(
     if model.description.tied and not done.description.tied:
         typer.echo("the output matrix was the token embedding and is its own now (--keep-tie)")
     typer.echo(f"wrote {out}: the function of {file} with other weights")
+    if options:
+        typer.echo(f"open it with the same options: {options}")

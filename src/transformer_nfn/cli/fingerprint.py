@@ -115,8 +115,7 @@ def _take(files: Sequence[str], options: OpenOptions) -> list[Entry]:
                 continue
             name = file.rstrip("/") or file
             with resolve_network(file).open_model(options) as model:
-                blocks = len(model.description.blocks)
-                task = bar.add_task(name, total=blocks)
+                task = bar.add_task(name, total=len(model.description.blocks))
                 progress = partial(_advance, bar, task)
                 entries.append(Entry(name, take_fingerprint(model, progress)))
                 bar.remove_task(task)

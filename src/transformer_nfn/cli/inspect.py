@@ -23,7 +23,6 @@ from transformer_nfn.errors import TransformerNFNError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from transformer_nfn.checkpoints.families import Model
     from transformer_nfn.checkpoints.inspection import BlockReport, Inspection
     from transformer_nfn.checkpoints.units import Redundancy
 
@@ -53,7 +52,7 @@ def inspect_command(
 
       tnfn inspect mnist-sample#0 --json
     """
-    from transformer_nfn.checkpoints.inspection import draw_spectra
+    from transformer_nfn.checkpoints.inspection import draw_spectra, inspect
     from transformer_nfn.io.adapter import is_adapter
     from transformer_nfn.networks import resolve_network
 
@@ -63,8 +62,9 @@ def inspect_command(
             raise TransformerNFNError(f"--figure draws blocks, and '{file}' is an adapter (LoRA)")
         _inspect_adapter(file, as_json)
         return
-    with resolve_network(file).open_model(options) as model:
-        report = _inspect(model)
+    with resolve_network(file).open_model(options) as model, passing_bar() as bar:
+        task = bar.add_task("blocks", total=len(model.description.blocks))
+        report = inspect(model, lambda _: bar.advance(task))
     if figure is not None:
         draw_spectra(report, figure)
     if as_json:
@@ -110,14 +110,6 @@ def _inspect_adapter(folder: str, as_json: bool) -> None:
     )
     for name in report.replaced:
         console.print(f"stored in full: {name}")
-
-
-def _inspect(model: Model) -> Inspection:
-    from transformer_nfn.checkpoints.inspection import inspect
-
-    with passing_bar() as bar:
-        task = bar.add_task("blocks", total=len(model.description.blocks))
-        return inspect(model, lambda _: bar.advance(task))
 
 
 def _print(console: Console, report: Inspection) -> None:

@@ -46,6 +46,14 @@ def named(kind: str) -> Callable[[Path | None], Path | None]:
     return find
 
 
+def whole_numbers(text: str, expected: str) -> list[int]:
+    """Whole numbers separated by commas; ``expected`` begins the error."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise TransformerNFNError(f"{expected}, found '{text}'") from None
+
+
 def check_values(zoo: str, column: str, held: Set[Any], wanted: Sequence[Any]) -> None:
     """Reject values that a column of a zoo does not hold."""
     for value in wanted:

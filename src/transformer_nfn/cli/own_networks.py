@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
-from transformer_nfn.cli.console import echo_json, passing_bar, table_console
+from transformer_nfn.cli.console import echo_json, passing_count, table_console
 from transformer_nfn.cli.options import check_values
 from transformer_nfn.errors import TransformerNFNError
 
@@ -42,13 +42,8 @@ def import_own(
         check_plan(planned, folder, skip=skip, others="")
         return
     columns = ("importing", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with passing_bar(*columns) as bar:
-        task = bar.add_task("import", total=None)
-
-        def advance(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        zoo, planned = import_networks(folder, targets, out, options, skip=skip, progress=advance)
+    with passing_count("import", *columns) as report:
+        zoo, planned = import_networks(folder, targets, out, options, skip=skip, progress=report)
     if as_json:
         echo_json(_plan_json(planned) | {"path": str(out), "networks": len(zoo)})
         return
@@ -76,13 +71,12 @@ def _show_plan(planned: list[Planned], out: Path, as_json: bool) -> None:
     if as_json:
         echo_json(_plan_json(planned) | {"path": str(out)})
         return
-    console = table_console()
     table = Table(
         "file", "action", "family, or why not", title=escape(f"{out}: {len(planned)} files")
     )
     for each in planned:
         table.add_row(escape(each.file), each.action, escape(each.reason or each.family))
-    console.print(table)
+    table_console().print(table)
 
 
 def matching_rows(

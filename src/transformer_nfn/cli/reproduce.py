@@ -13,7 +13,7 @@ from rich.markdown import Markdown
 
 from transformer_nfn.cli.console import echo_json
 from transformer_nfn.cli.experiment_progress import trainings_bar
-from transformer_nfn.cli.options import DeviceOption, JsonOption, pick_device
+from transformer_nfn.cli.options import DeviceOption, JsonOption, pick_device, whole_numbers
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.paper.numbers import ALL_TABLES, LEARNING_CURVE, MIXED, TRANSFER, no_table
 
@@ -128,7 +128,9 @@ def reproduce_command(
         results = _transfer(zoo, to or [], out, chosen, training, as_json)
     else:
         kinds = leave_out.split(",") if leave_out else None
-        choice = {"models": chosen, "sizes": _whole_numbers(sizes), "leave_out": kinds}
+        expected = "--sizes must be whole numbers separated by commas"
+        numbers = None if sizes is None else whole_numbers(sizes, expected)
+        choice = {"models": chosen, "sizes": numbers, "leave_out": kinds}
         training |= {"engine": engine, "address": address}
         results = _table(what, zoo, out, choice, training, as_json)
     drawn = []
@@ -181,12 +183,3 @@ def _transfer(
     zoos = [resolve(path, "zoo") for path in targets]
     with trainings_bar(TRANSFER, len(learners or LEARNERS), quiet=quiet) as report:
         return transfer(home, zoos, out, learners=learners, progress=report, **training)
-
-
-def _whole_numbers(sizes: str | None) -> list[int] | None:
-    try:
-        return None if sizes is None else [int(size) for size in sizes.split(",")]
-    except ValueError:
-        raise TransformerNFNError(
-            f"--sizes must be whole numbers separated by commas, found '{sizes}'"
-        ) from None

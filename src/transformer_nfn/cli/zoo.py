@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from transformer_nfn.cli.console import HelpGroup, HelpTyper, echo_json, passing_bar, table_console
+from transformer_nfn.cli.console import (
+    HelpGroup,
+    HelpTyper,
+    echo_json,
+    passing_count,
+    table_console,
+)
 from transformer_nfn.cli.options import (
     DeviceOption,
     FamilyOption,
@@ -20,6 +26,7 @@ from transformer_nfn.cli.options import (
     open_options,
     pick_device,
     seed_from,
+    whole_numbers,
 )
 from transformer_nfn.errors import TransformerNFNError
 
@@ -127,7 +134,8 @@ def build(
     from transformer_nfn.zoo import build as build_zoo
     from transformer_nfn.zoo.summary import summarise, summarise_mixed
 
-    groups = size_groups(*(_whole_numbers(arguments[name], f"--{name}") for name in SIZES))
+    form = "must look like 32 or 16,32,48"
+    groups = size_groups(*(whole_numbers(arguments[s], f"--{s} {form}") for s in SIZES))
     arguments |= asdict(groups[0])
     if vectors is not None:
         arguments["vectors"] = resolve(vectors, "zoo")
@@ -456,14 +464,8 @@ def damage(
     options = DamageOptions(
         kinds, count, seed, percent, data=data, device=pick_device(device)
     )
-    with passing_bar() as bar:
-        task = bar.add_task("networks", total=None)
-        zoo = damage_zoo(
-            path,
-            out,
-            options,
-            lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    with passing_count("networks") as report:
+        zoo = damage_zoo(path, out, options, report)
     summary = summarise(zoo)
     if as_json:
         echo_json(summary)
@@ -471,15 +473,6 @@ def damage(
     typer.echo(f"{out}: {summary['checkpoints']} damaged networks of {summary['runs']} runs")
     for name, accuracy in summary["by_damage"].items():
         typer.echo(f"  {name}: {accuracy['count']}, test accuracy {_accuracies(accuracy)}")
-
-
-def _whole_numbers(text: str, option: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise TransformerNFNError(
-            f"{option} must look like 32 or 16,32,48, found '{text}'"
-        ) from None
 
 
 def _accuracies(accuracy: dict[str, float]) -> str:

@@ -91,12 +91,11 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
         facts.add_row(name, str(value))
     console.print(facts)
     spread = Table("optimizer", "checkpoints", "min", "median", "max", title="test accuracy")
-    for name, q in [*summary["by_optimizer"].items(), ("all", summary["accuracy"])]:
+    parts = [*summary["by_optimizer"].items(), ("all", summary["accuracy"])]
+    for name, q in [*parts, *summary.get("by_damage", {}).items()]:
         if q["count"]:
             cells = [f"{q[k]:.1%}" for k in ("min", "median", "max")]
             spread.add_row(name or "unknown", f"{q['count']:,}", *cells)
-    for name, q in summary.get("by_damage", {}).items():
-        spread.add_row(name, f"{q['count']:,}", *(f"{q[k]:.1%}" for k in ("min", "median", "max")))
     console.print(spread)
     counts, edges = summary["histogram"]["counts"], summary["histogram"]["edges"]
     top = max([*counts, 1])

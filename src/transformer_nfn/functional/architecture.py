@@ -198,17 +198,15 @@ class Architecture:
         """Name of the space."""
         return self.space.name
 
-    def read(self, tensors: Mapping[str, Tensor], only: Iterable[str] | None = None) -> Weights:
+    def read(self, tensors: Mapping[str, Tensor]) -> Weights:
         """One network out of the tensors of a file, each ``[1, 1, *axes]``, checked.
 
         Args:
             tensors: by name in the file; may be lazy.
-            only: names of tensors of the space, to read no more than those (unchecked values).
         """
-        read = self.naming.read(self.space, tensors, only)
+        read = self.naming.read(self.space, tensors)
         weights = {name: w[None, None] for name, w in read.items()}
-        if only is None:
-            self.space.check(weights)
+        self.space.check(weights)
         return weights
 
     def write(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from transformer_nfn.errors import CheckpointError
 from transformer_nfn.io.checkpoint import ADAPTER, Checkpoint, OpenFiles, check_numbers, open_source
 from transformer_nfn.io.checkpoint import WEIGHTS as MODEL_WEIGHTS
 from transformer_nfn.io.json_fields import read_object
-from transformer_nfn.io.tensor_files import TensorInfo, inside
+from transformer_nfn.io.tensor_files import TensorInfo, closed_on_error, inside
 
 CONFIG, *WEIGHTS = ADAPTER
 BASE_FIELD = "base_model_name_or_path"
@@ -118,11 +118,8 @@ class Adapter(OpenFiles):
             raise CheckpointError(f"'{folder}' holds no {WEIGHTS[0]}")
         path = inside(folder, found[0], folder)
         checkpoint = Checkpoint(str(path), open_source(path, str(path)))
-        try:
+        with closed_on_error(checkpoint):
             return Adapter(str(folder), checkpoint, config)
-        except BaseException:
-            checkpoint.close()
-            raise
 
     @property
     def base(self) -> Path | None:

@@ -13,7 +13,6 @@ whenever a name is used.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -22,9 +21,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from transformer_nfn.errors import AssetError, CheckpointError, DownloadError
+from transformer_nfn.errors import AssetError, DownloadError
 from transformer_nfn.io.downloads import cache_folder, download, get_text
-from transformer_nfn.io.files import open_regular, write_text
+from transformer_nfn.io.files import file_sha256, write_text
 from transformer_nfn.io.json_fields import read_object
 
 FORMAT = 1
@@ -120,15 +119,6 @@ def read_index(path: Path) -> dict[str, Asset]:
         ) from error
 
 
-def describe_files(folder: Path) -> dict[str, AssetFile]:
-    """Size and checksum of every file below a folder."""
-    return {
-        path.relative_to(folder).as_posix(): AssetFile(path.stat().st_size, file_sha256(path))
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
 _HOW = (
     "they are in assets/ of a checkout of the repository, or at the address in the environment "
     f"variable {URL_VARIABLE}"
@@ -200,15 +190,6 @@ def _problem(path: Path, file: AssetFile) -> str | None:
     if digest != file.sha256:
         return f"'{path}' is corrupt, expected sha256 {file.sha256[:12]}…, found {digest[:12]}…"
     return None
-
-
-def file_sha256(path: Path) -> str:
-    """Checksum of a file."""
-    try:
-        with os.fdopen(open_regular(path), "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"'{path}' cannot be read: {error.strerror or error}") from error
 
 
 def _base_url() -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -16,11 +15,11 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError, MissingTensorError
-from transformer_nfn.io.files import open_regular
+from transformer_nfn.io.files import file_sha256, open_regular
 from transformer_nfn.io.gguf_file import MAGIC, GgufFile
 from transformer_nfn.io.json_fields import read_object
 from transformer_nfn.io.onnx_file import OnnxFile
-from transformer_nfn.io.packed_weights import with_packed
+from transformer_nfn.io.packed_weights import QUANTISED, quantisation, with_packed
 from transformer_nfn.io.scaled_weights import with_scales
 from transformer_nfn.io.tensor_files import (
     WEIGHT_DTYPES,
@@ -29,6 +28,7 @@ from transformer_nfn.io.tensor_files import (
     StateDict,
     TensorInfo,
     TensorSource,
+    closed_on_error,
     common_wrappers,
     inside,
     open_handle,
@@ -41,7 +41,6 @@ LARGEST_MODULES = 1 << 20
 POOLING = re.compile("pooling_mode_(.*?)(_tokens?)?$")
 SENTENCE_POOLING = "sentence_pooling"
 INDEX = ".index.json"
-QUANTISED = "quantization_config"
 # In the order in which they are preferred.
 WEIGHTS = (
     "model.safetensors",
@@ -155,10 +154,11 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
         """
         path = Path(path)
         where = str(path) if where is None else where
-        check_format(path, where)
         if path.is_dir():
-            weights, config = find_weights(path), read_config(path)
+            weights, config = find_weights(path, where), read_config(path)
             source = open_source(weights, str(weights))
+        elif path.is_file() and path.name in ADAPTER:
+            refuse(where, ADAPTER_WORDS)
         elif os.path.lexists(path):
             source, config = open_source(path, where), {}
             if isinstance(source, OnnxFile):
@@ -169,8 +169,7 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
             return Checkpoint(where, source, source.fields)
         if isinstance(source, OnnxFile):
             return Checkpoint(where, source, config, converted=True)
-        unpacked = with_packed(source, config, where) or source
-        read = with_scales(unpacked, config, where) or unpacked
+        read = with_scales(with_packed(source, config, where), config, where)
         if read is source:
             return Checkpoint(where, source, config)
         plain = {name: value for name, value in config.items() if name != QUANTISED}
@@ -263,11 +262,8 @@ def open_source(path: Path, where: str) -> TensorSource:
 def _open_file(path: Path, where: str) -> TensorSource:
     os.close(open_handle(path, where))  # a reader would wait for the end of a pipe
     source = READERS[file_format(path)](path, where)
-    try:
+    with closed_on_error(source):
         check_names(source.infos, where)
-    except CheckpointError:
-        source.close()
-        raise
     return source
 
 
@@ -315,7 +311,7 @@ class _Shards:
         self._at: dict[str, TensorSource] = {}
         self.infos: dict[str, TensorInfo] = {}
         self.metadata: dict[str, str] = {}
-        try:
+        with closed_on_error(self):
             for path in dict.fromkeys(files.values()):
                 self._open[path] = _open_file(path, str(path))
                 self.metadata |= self._open[path].metadata
@@ -326,9 +322,6 @@ class _Shards:
                         f"'{index}' says that tensor '{name}' is in '{path.name}', where it is not"
                     )
                 self._at[name], self.infos[name] = shard, shard.infos[name]
-        except CheckpointError:
-            self.close()
-            raise
 
     def read(self, name: str) -> Tensor:
         """One tensor."""
@@ -364,17 +357,31 @@ class _Part:
         self._whole.close()
 
 
-def find_weights(folder: Path) -> Path:
-    """The file of a folder that holds its weights, or the index of those that do."""
+def find_weights(folder: Path, where: str) -> Path:
+    """The file of a folder that holds its weights, or the index of those that do.
+
+    Args:
+        folder: as model hubs lay it out; an adapter is refused, unless other weights are there.
+        where: its name in errors.
+    """
     for name in WEIGHTS:
         if os.path.lexists(folder / name):
             return inside(folder, name, folder)
-    for suffix, what in ((GGUF, "GGUF"), (ONNX, "ONNX")):
-        files = sorted(file.name for file in folder.glob(f"*{suffix}"))
+    converted = {suffix: sorted(folder.glob(f"*{suffix}")) for suffix in (GGUF, ONNX)}
+    adapter = next((name for name in ADAPTER if (folder / name).is_file()), None)
+    if adapter and not converted[GGUF]:
+        refuse(f"{where.rstrip('/')}/{adapter}", ADAPTER_WORDS)
+    for suffix, files in converted.items():
         if len(files) == 1:
-            return inside(folder, files[0], folder)
+            return inside(folder, files[0].name, folder)
         if files:
-            raise CheckpointError(f"'{folder}' holds {len(files)} {what} files: name one of them")
+            what = f"{len(files)} {suffix[1:].upper()} files"
+            raise CheckpointError(f"'{folder}' holds {what}: name one of them")
+    below = sorted(folder.glob(f"*/*{ONNX}"))
+    if below:
+        raise CheckpointError(
+            f"'{where}' holds no weights but ONNX in folders below: name a file, as in '{below[0]}'"
+        )
     networks = sorted(path for path in folder.iterdir() if _is_network(path))
     if networks:
         raise CheckpointError(
@@ -424,9 +431,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         for name in WEIGHTS:
             if os.path.lexists(folder / module / name):
                 path = inside(folder, f"{module}/{name}", folder)
-                with open(open_handle(path, str(path)), "rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
-                words.append(f"{kind.rpartition('.')[2]} {digest[:8]}")
+                words.append(f"{kind.rpartition('.')[2]} {file_sha256(path)[:8]}")
     return config | {SENTENCE_POOLING: ", ".join(words)} if words else config
 
 
@@ -458,35 +463,10 @@ def read_shard_index(index: Path) -> dict[str, Path]:
     return {name: found[shard] for name, shard in weight_map.items()}
 
 
-def check_format(path: Path, where: str) -> None:
-    """Refuse an adapter by its names, before it is opened.
-
-    Args:
-        path: a file, or a folder as model hubs lay it out; one that also holds weights that can
-            be read passes.
-        where: name in errors.
-    """
-    if path.is_dir():
-        if any(os.path.lexists(path / name) for name in WEIGHTS) or any(path.glob(f"*{GGUF}")):
-            return
-        adapter = next((name for name in ADAPTER if (path / name).is_file()), None)
-        if adapter:
-            refuse(f"{where.rstrip('/')}/{adapter}", ADAPTER_WORDS)
-        below = sorted(path.glob(f"*/*{ONNX}"))
-        if below and not any(path.glob(f"*{ONNX}")):
-            raise CheckpointError(
-                f"'{where}' holds no weights but ONNX in folders below: name a file, as in "
-                f"'{below[0]}'"
-            )
-    elif path.is_file() and path.name in ADAPTER:
-        refuse(where, ADAPTER_WORDS)
-
-
 def check_plain(keys: Iterable[str], config: Mapping[str, Any], where: str) -> None:
     """Refuse quantised weights and adapters by their config and the names of their tensors."""
-    quantised = config.get(QUANTISED)
-    if isinstance(quantised, Mapping):
-        method = quantised.get("quant_method", "an unnamed method")
+    if isinstance(config.get(QUANTISED), Mapping):
+        method = quantisation(config).get("quant_method", "an unnamed method")
         refuse(f"{where}': '{QUANTISED}", f"weights quantised by {str(method)[:60]}")
     keys = list(keys)
     text = "\n".join(keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import mmap
 import os
 import re
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_nfn.errors import TransformerNFNError, WriteError, needs_extra
+from transformer_nfn.errors import CheckpointError, TransformerNFNError, WriteError, needs_extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,11 +86,9 @@ class _TriedError(Exception):
 
 def check_writable(*paths: Path | None) -> None:
     """Reject files that `atomic_file` could not write, before the work that fills them."""
-    for path in paths:
-        with contextlib.suppress(_TriedError):
-            if path is not None:
-                with atomic_file(path, durable=False):
-                    raise _TriedError
+    for path in filter(None, paths):
+        with contextlib.suppress(_TriedError), atomic_file(path, durable=False):
+            raise _TriedError
 
 
 @contextmanager
@@ -241,6 +240,21 @@ def read_regular(path: str | Path) -> bytes:
         return file.read()
 
 
+@contextmanager
+def explained_read(where: object, kind: type[TransformerNFNError]) -> Iterator[None]:
+    """Convert an `OSError` to a ``kind`` that names ``where``."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"'{where}' cannot be read: {error.strerror or error}") from error
+
+
+def file_sha256(path: Path) -> str:
+    """Checksum of a file."""
+    with explained_read(path, CheckpointError), os.fdopen(open_regular(path), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def import_arrow(kind: type[TransformerNFNError], purpose: str) -> tuple[Any, Any]:
     """The modules ``pyarrow`` and ``pyarrow.parquet``, or an error that names the extra."""
     with needs_extra(kind, "pyarrow", "zoo", purpose):
@@ -310,17 +324,3 @@ def save_figure(
             raise
         raise error(f"'{out}' could not be drawn ({fault})") from fault
     return out
-
-
-def check_memory(needed: int, what: str) -> None:
-    """Reject a request larger than the memory of this machine.
-
-    Args:
-        needed: bytes.
-    """
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > available:
-        raise TransformerNFNError(
-            f"{what} needs {needed / 2**30:,.0f} GiB of memory, this machine has "
-            f"{available / 2**30:,.0f}"
-        )

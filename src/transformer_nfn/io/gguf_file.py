@@ -16,7 +16,7 @@ import os
 import struct
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
@@ -25,7 +25,13 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError, needs_extra
-from transformer_nfn.io.tensor_files import TensorInfo, open_handle, read_at
+from transformer_nfn.io.tensor_files import (
+    DTYPES,
+    TensorInfo,
+    closed_on_error,
+    open_handle,
+    read_at,
+)
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -33,8 +39,8 @@ if TYPE_CHECKING:
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ARCHITECTURE, SPLIT = "general.architecture", "split.count"
-PLAIN = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-INTEGERS = {"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64"}
+PLAIN = ("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64")
+"""Types of numbers that are stored as they are, named as in safetensors."""
 # Formats of struct for the types of metadata, by the file's numbers; text and arrays are apart.
 TEXT, ARRAY = 8, 9
 SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
@@ -119,15 +125,11 @@ class GgufFile:
         self._gguf = gguf
         self._handle = open_handle(path, self._where)
         self._close = weakref.finalize(self, os.close, self._handle)
-        try:
-            with os.fdopen(os.dup(self._handle), "rb") as file:
+        with closed_on_error(self), os.fdopen(os.dup(self._handle), "rb") as file:
+            try:
                 self.fields, self._places = self._header(file)
-        except (struct.error, OverflowError, UnicodeDecodeError) as error:
-            self._close()
-            _refuse(self._where, "its header is damaged or cut short", error)
-        except CheckpointError:
-            self._close()
-            raise
+            except (struct.error, OverflowError, UnicodeDecodeError) as error:
+                _refuse(self._where, "its header is damaged or cut short", error)
         self.infos = {name: self._info(place) for name, place in self._places.items()}
         self.metadata: Mapping[str, str] = {}
 
@@ -135,9 +137,8 @@ class GgufFile:
         """Read one tensor, dequantised to float32."""
         place = self._places[name]
         raw = read_at(self._handle, place.start, place.size, self._where)
-        plain = PLAIN.get(place.type.name)
-        if plain is not None:
-            return raw.view(getattr(torch, plain)).reshape(place.shape)
+        if place.type.name in PLAIN:
+            return raw.view(getattr(torch, self.infos[name].dtype)).reshape(place.shape)
         return self._values(raw.numpy(), place).reshape(place.shape)
 
     def interval(self, name: str) -> tuple[Tensor, Tensor] | None:
@@ -179,8 +180,8 @@ class GgufFile:
 
     def _info(self, place: _Place) -> TensorInfo:
         name = place.type.name
-        if name in PLAIN or name in INTEGERS:
-            return TensorInfo(place.shape, (PLAIN | INTEGERS)[name])
+        if name in PLAIN:
+            return TensorInfo(place.shape, DTYPES[name][0])
         return TensorInfo(place.shape, "float32", name)
 
     def _header(self, file: BinaryIO) -> tuple[dict[str, Any], dict[str, _Place]]:
@@ -203,34 +204,26 @@ class GgufFile:
             _refuse(self._where, f"it does not state {ARCHITECTURE}")
         if found.get(SPLIT, 0) not in (0, 1):
             _refuse(self._where, f"it is one of {found[SPLIT]} parts: join them first")
-        outlines: dict[str, tuple[GGMLQuantizationType, tuple[int, ...], int]] = {}
+        places: dict[str, _Place] = {}
         for _ in range(tensors):
             name = reader.text()
-            if name in outlines:
+            if name in places:
                 _refuse(self._where, f"tensor '{name}' stands in it twice")
-            outlines[name] = self._outline(reader, name)
+            places[name] = self._place(reader, name)
         alignment = found.get("general.alignment", 32)
         if type(alignment) is not int or not 0 < alignment <= 1 << 20:
             _refuse(self._where, f"alignment expected a number above 0, found {alignment}")
         base = -(-file.tell() // alignment) * alignment
-        places = {}
-        for name, (kind, shape, offset) in outlines.items():
-            block, size = self._gguf.GGML_QUANT_SIZES[kind]
-            if shape[-1] % block:
-                _refuse(self._where, f"'{name}' has rows of {shape[-1]}, {kind.name} needs {block}")
-            size = math.prod(shape) // block * size
-            if base + offset + size > length:
-                _refuse(
-                    self._where,
-                    f"'{name}' ends at byte {base + offset + size}, the file at {length}: it was "
-                    "cut short",
-                )
-            places[name] = _Place(kind, shape, base + offset, size)
+        for name, place in places.items():
+            start, stop = base + place.start, base + place.start + place.size
+            if stop > length:
+                ends = f"'{name}' ends at byte {stop}, the file at {length}"
+                _refuse(self._where, f"{ends}: it was cut short")
+            places[name] = replace(place, start=start)
         return found, places
 
-    def _outline(
-        self, reader: _Reader, name: str
-    ) -> tuple[GGMLQuantizationType, tuple[int, ...], int]:
+    def _place(self, reader: _Reader, name: str) -> _Place:
+        """The next tensor, which starts at a byte after the header."""
         dims = reader.number("I")
         if not 0 < dims <= MAX_DIMS:
             _refuse(self._where, f"'{name}' expected 1 to {MAX_DIMS} axes, found {dims}")
@@ -242,10 +235,13 @@ class GgufFile:
             _refuse(self._where, f"'{name}' has type {code}, which 'gguf' does not know", error)
         if not all(shape) or not self._is_read(kind):
             _refuse(self._where, f"'{name}' {list(shape)} in {kind.name} cannot be dequantised")
-        return kind, shape, offset
+        block, size = self._gguf.GGML_QUANT_SIZES[kind]
+        if shape[-1] % block:
+            _refuse(self._where, f"'{name}' has rows of {shape[-1]}, {kind.name} needs {block}")
+        return _Place(kind, shape, offset, math.prod(shape) // block * size)
 
     def _is_read(self, kind: GGMLQuantizationType) -> bool:
-        if kind.name in PLAIN or kind.name in INTEGERS:
+        if kind.name in PLAIN:
             return True
         block = np.zeros((1, self._gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from transformer_nfn.errors import CheckpointError, TransformerNFNError
-from transformer_nfn.io.files import read_regular
+from transformer_nfn.io.files import explained_read, read_regular
 
 Value = TypeVar("Value")
 LARGEST = 2**53
@@ -118,10 +118,8 @@ def read_object(
     path: Path, kind: type[TransformerNFNError] = CheckpointError, *, strict: bool = False
 ) -> dict[str, Any]:
     """Read the object in a JSON file; raises ``kind`` for anything else."""
-    try:
+    with explained_read(path, kind):
         data = read_regular(path)
-    except OSError as error:
-        raise kind(f"'{path}' cannot be read: {error.strerror or error}") from error
     return parse_object(data, str(path), kind, strict=strict)
 
 

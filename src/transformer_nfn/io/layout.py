@@ -156,14 +156,36 @@ def put(sizes: Sizes, weights: dict[str, Tensor], parts: Sequence[Slot]) -> Tens
         pieces.append(value)
     along = parts[0].layout.joined
     if along is None:
-        at = parts[0].layout.atoms.index(PLUS) if PLUS in parts[0].layout.atoms else 0
-        whole = torch.cat(pieces, at) if len(parts) > 1 else pieces[0]
-        return whole.reshape(file_shape(sizes, parts)).contiguous()
-    flat = [
-        piece.reshape([prod(sizes[a] for a in dim) for dim in part.layout.dims])
-        for part, piece in zip(parts, pieces, strict=True)
-    ]
-    return torch.cat(flat, along).contiguous()
+        along = parts[0].layout.atoms.index(PLUS) if PLUS in parts[0].layout.atoms else 0
+    else:
+        pieces = [
+            piece.reshape([prod(sizes[a] for a in dim) for dim in part.layout.dims])
+            for part, piece in zip(parts, pieces, strict=True)
+        ]
+    whole = torch.cat(pieces, along) if len(parts) > 1 else pieces[0]
+    return whole.reshape(file_shape(sizes, parts)).contiguous()
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of a naming in a space.
+
+    Attributes:
+        file: as it is written.
+        names: in the file: one, or one for each index of the axis in braces.
+        counted: that axis.
+        readings: the tensors that it holds; several that are tied hold the same numbers.
+    """
+
+    file: str
+    names: list[str]
+    counted: str | None
+    readings: list[list[Slot]]
+
+    @property
+    def holds(self) -> list[str]:
+        """Names of the tensors in the space."""
+        return [part.tensor for parts in self.readings for part in parts]
 
 
 @dataclass(frozen=True)
@@ -202,14 +224,13 @@ class Naming:
     def check(self, space: WeightSpace) -> None:
         """Raises `SpaceError` unless every tensor of the space can be read and written."""
         held: set[str] = set()
-        for file in self.lines:
-            names = list(_counted(space, file))
-            for parts in self._readings(space, file):
+        for line in self._resolved(space):
+            for parts in line.readings:
                 file_shape(_sizes(space), parts)
                 counted = [p for p in parts if p.axes != space.tensors[p.tensor].axes]
-                if len(counted) != (len(parts) if names != [file] else 0):
-                    raise SpaceError(f"'{file}' counts an axis that not all its tensors carry")
-                held |= {part.tensor for part in parts}
+                if len(counted) != (len(parts) if line.counted else 0):
+                    raise SpaceError(f"'{line.file}' counts an axis that not all its tensors carry")
+            held.update(line.holds)
         missing = [name for name in space.tensors if name not in held]
         if missing:
             raise SpaceError(f"no line of the naming holds '{missing[0]}' of '{space.name}'")
@@ -228,24 +249,28 @@ class Naming:
         """
         wanted = set(space.tensors if only is None else only)
         out: Weights = {}
-        for file in self.lines:
-            readings = self._readings(space, file)
-            holds = {part.tensor for parts in readings for part in parts}
-            if not holds & wanted:
+        lines = list(self._resolved(space))
+        for line in lines:
+            if wanted.isdisjoint(line.holds):
                 continue
-            names = list(_counted(space, file))
-            absent = [name for name in names if name not in tensors]
-            if absent and self._elsewhere(space, file, holds, tensors):
-                continue
+            absent = [name for name in line.names if name not in tensors]
             if absent:
-                raise SpaceError(f"state dict lacks '{absent[0]}', which holds {_words(holds)}")
-            for parts in readings:
-                each = [self._take(space, name, file, tensors[name], parts) for name in names]
+                present = [each for each in lines if all(name in tensors for name in each.names)]
+                if not {*line.holds}.difference(*(each.holds for each in present)):
+                    continue
+                raise SpaceError(
+                    f"state dict lacks '{absent[0]}', which holds {_words(line.holds)}"
+                )
+            for parts in line.readings:
+                each = [self._take(space, n, line.file, tensors[n], parts) for n in line.names]
                 for part in parts:
-                    whole = _stacked(space, file, part, [one[part.tensor] for one in each])
+                    whole = each[0][part.tensor]
+                    if line.counted:
+                        at = space.tensors[part.tensor].position(line.counted)
+                        whole = torch.stack([one[part.tensor] for one in each], at)
                     if part.tensor in out and not torch.equal(out[part.tensor], whole):
                         raise SpaceError(
-                            f"'{names[0]}' disagrees with another tensor of the file about "
+                            f"'{line.names[0]}' disagrees with another tensor of the file about "
                             f"'{part.tensor}', to which both are tied"
                         )
                     out[part.tensor] = whole
@@ -254,33 +279,37 @@ class Naming:
     def write(self, space: WeightSpace, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of a file from those of one network, ``[*axes]``; undoes `read`."""
         out = dict(self.constants)
-        for file in self.lines:
-            names = list(_counted(space, file))
-            for parts in self._readings(space, file):
-                for i, name in enumerate(names):
-                    slices = {p.tensor: _slice(space, file, p, weights, i) for p in parts}
+        for line in self._resolved(space):
+            for parts in line.readings:
+                for i, name in enumerate(line.names):
+                    slices = {part.tensor: weights[part.tensor] for part in parts}
+                    if line.counted:
+                        for tensor, whole in slices.items():
+                            at = space.tensors[tensor].position(line.counted)
+                            slices[tensor] = whole.select(at, i)
                     value = put(_sizes(space), slices, parts)
-                    value = value.reshape(self.shapes.get(file, value.shape))
+                    value = value.reshape(self.shapes.get(line.file, value.shape))
                     if name in out and not torch.equal(out[name], value):
-                        tied = _words(p.tensor for r in self._readings(space, file) for p in r)
-                        raise SpaceError(f"'{name}' ties {tied}, which are not equal")
+                        raise SpaceError(
+                            f"'{name}' ties {_words(line.holds)}, which are not equal"
+                        )
                     out[name] = value
         return out
 
-    def _readings(self, space: WeightSpace, file: str) -> list[list[Slot]]:
-        return [
-            [_part(space, file, words) for words in reading.split(",")]
-            for reading in self.lines[file].split("=")
-        ]
-
-    def _elsewhere(
-        self, space: WeightSpace, file: str, holds: set[str], tensors: Mapping[str, Tensor]
-    ) -> bool:
-        """Whether other tensors that the file has hold all that an absent one would."""
-        for other in self.lines:
-            if other != file and all(name in tensors for name in _counted(space, other)):
-                holds = holds - {p.tensor for r in self._readings(space, other) for p in r}
-        return not holds
+    def _resolved(self, space: WeightSpace) -> Iterator[_Line]:
+        for file, text in self.lines.items():
+            axes = COUNTED.findall(file)
+            if len(axes) > 1 or any(axis not in space.axes for axis in axes):
+                raise SpaceError(
+                    f"'{file}' must count the indices of one axis of '{space.name}' at most"
+                )
+            counts = range(space.axes[axes[0]].size if axes else 1)
+            readings = [
+                [_part(space, file, axes, words) for words in reading.split(",")]
+                for reading in text.split("=")
+            ]
+            names = [COUNTED.sub(str(i), file) for i in counts]
+            yield _Line(file, names, axes[0] if axes else None, readings)
 
     def _take(
         self, space: WeightSpace, name: str, file: str, value: Tensor, parts: list[Slot]
@@ -302,7 +331,7 @@ def _sizes(space: WeightSpace) -> dict[str, int]:
     return {name: axis.size for name, axis in space.axes.items()}
 
 
-def _part(space: WeightSpace, file: str, words: str) -> Slot:
+def _part(space: WeightSpace, file: str, counted: Sequence[str], words: str) -> Slot:
     name, colon, text = words.partition(":")
     name = name.strip()
     if not colon or name not in space.tensors:
@@ -310,39 +339,12 @@ def _part(space: WeightSpace, file: str, words: str) -> Slot:
             f"the naming's line '{file}' must say 'TENSOR: LAYOUT' with a tensor of "
             f"'{space.name}', found '{words.strip()}'"
         )
-    counted = COUNTED.findall(file)
     axes = tuple(a for a in space.tensors[name].axes if a not in counted)
     layout = Layout.parse(text.strip())
     misfit = layout.misfit(_sizes(space), axes)
     if misfit is not None:
         raise SpaceError(f"the layout of '{name}' in '{file}' {misfit}")
     return Slot(name, layout, axes)
-
-
-def _counted(space: WeightSpace, file: str) -> Iterator[str]:
-    """The names in the file: one, or one for each index of the axis in braces."""
-    axes = COUNTED.findall(file)
-    if len(axes) > 1 or any(axis not in space.axes for axis in axes):
-        raise SpaceError(f"'{file}' must count the indices of one axis of '{space.name}' at most")
-    if not axes:
-        yield file
-    for i in range(space.axes[axes[0]].size if axes else 0):
-        yield COUNTED.sub(str(i), file)
-
-
-def _stacked(space: WeightSpace, file: str, part: Slot, values: list[Tensor]) -> Tensor:
-    axes = COUNTED.findall(file)
-    if not axes:
-        return values[0]
-    return torch.stack(values, space.tensors[part.tensor].position(axes[0]))
-
-
-def _slice(
-    space: WeightSpace, file: str, part: Slot, weights: Mapping[str, Tensor], i: int
-) -> Tensor:
-    axes = COUNTED.findall(file)
-    whole = weights[part.tensor]
-    return whole.select(space.tensors[part.tensor].position(axes[0]), i) if axes else whole
 
 
 def _words(names: Iterable[str]) -> str:

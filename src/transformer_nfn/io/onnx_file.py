@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError, needs_extra
-from transformer_nfn.io.files import read_regular
+from transformer_nfn.io.files import explained_read, read_regular
 from transformer_nfn.io.tensor_files import TensorInfo, inside, read_at
 
 if TYPE_CHECKING:
@@ -43,12 +43,10 @@ class OnnxFile:
         self._path, self._where = path, where
         with needs_extra(CheckpointError, "onnx", "onnx", f"reading '{where}'"):
             import onnx
+        with explained_read(where, CheckpointError):
+            stored = read_regular(path)
         try:
-            model = onnx.load_model_from_string(read_regular(path))
-        except OSError as error:
-            raise CheckpointError(
-                f"'{self._where}' cannot be read: {error.strerror or error}"
-            ) from error
+            model = onnx.load_model_from_string(stored)
         except Exception as error:  # protobuf raises several types for an invalid file
             self._refuse("it is no ONNX model", error)
         self._helper: Any = onnx.numpy_helper

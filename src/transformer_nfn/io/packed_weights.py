@@ -24,6 +24,7 @@ from torch import Tensor
 from transformer_nfn.errors import CheckpointError, needs_extra
 from transformer_nfn.io.tensor_files import TensorInfo, TensorSource
 
+QUANTISED = "quantization_config"
 WORD = 32
 BITS = (2, 3, 4, 8)
 LARGEST = 2**24
@@ -174,20 +175,22 @@ class PackedWeights:
         raise CheckpointError(f"'{self._where}': '{name}' expected {expected}, found {found}")
 
 
-def with_packed(
-    source: TensorSource, config: Mapping[str, Any], where: str
-) -> PackedWeights | None:
-    """The source with its packed weights as numbers; None where the config names no such format."""
-    quantised = config.get("quantization_config")
-    if not isinstance(quantised, Mapping):
-        return None
-    method = quantised.get("quant_method")
+def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config states about quantised weights; empty where it states nothing."""
+    stated = config.get(QUANTISED)
+    return stated if isinstance(stated, Mapping) else {}
+
+
+def with_packed(source: TensorSource, config: Mapping[str, Any], where: str) -> TensorSource:
+    """The source with its packed weights as numbers, itself where it has none of a known format."""
+    stated = quantisation(config)
+    method = stated.get("quant_method")
     if not isinstance(method, str) or method not in FORMATS:
-        return None
+        return source
     end, field, known = FORMATS[method]
     if not any(name.endswith(end) for name in source.infos):
-        return None
-    layout = quantised.get(field) or known[0]
+        return source
+    layout = stated.get(field) or known[0]
     if str(layout).lower() not in known:
         raise CheckpointError(
             f"'{where}': {field} of {method} weights expected {' or '.join(known)}, found "

@@ -30,6 +30,7 @@ from transformer_nfn.io.files import atomic_file, atomic_folder, foreign_files
 from transformer_nfn.io.tensor_files import (
     StateDict,
     TensorInfo,
+    byte_count,
     inside,
     longer_header,
     parse_header,
@@ -62,15 +63,6 @@ class Additions:
     tensors: Mapping[str, TensorInfo] = field(default_factory=dict)
     beside: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
-
-    def size(self) -> int:
-        """Of the tensors, in bytes."""
-        return sum(_bytes(info) for info in self.tensors.values())
-
-
-def _bytes(info: TensorInfo) -> int:
-    assert info.weight_dtype is not None
-    return torch.Size(info.shape).numel() * info.weight_dtype.itemsize
 
 
 @contextmanager
@@ -198,7 +190,7 @@ def _with_additions(path: Path, home: Path, additions: Additions) -> bytes:
         index["weight_map"] |= dict.fromkeys(additions.tensors, shard)
         metadata = index.get("metadata")
         if isinstance(metadata, dict) and isinstance(metadata.get("total_size"), int):
-            metadata["total_size"] += additions.size()
+            metadata["total_size"] += sum(byte_count(info) for info in additions.tensors.values())
         return _as_json(index)
     return data
 
@@ -210,7 +202,7 @@ def _as_json(fields: Mapping[str, Any]) -> bytes:
 def _files(checkpoint: Checkpoint, path: Path) -> tuple[Path | None, dict[Path, list[str]]]:
     """The folder of a checkpoint, if it is one, and its weight files with the tensors of each."""
     if path.is_dir():
-        home, first = path, find_weights(path)
+        home, first = path, find_weights(path, str(path))
     elif path.name.endswith(INDEX):
         home, first = path.parent, path
     else:
@@ -263,17 +255,14 @@ def _beside_weights(home: Path) -> tuple[list[Path], list[Path]]:
                 continue
             if path.stat().st_size > LARGEST_SMALL:
                 continue
-            if not name.endswith(INDEX) or path == find_weights(home):
+            if not name.endswith(INDEX) or path == find_weights(home, str(home)):
                 files.append(inside(home, (folder / name).as_posix(), home).relative_to(home))
     return folders, files
 
 
 def _as_stored(name: str, value: Tensor, info: TensorInfo) -> Tensor:
     assert info.weight_dtype is not None
-    if tuple(value.shape) != info.shape:
-        raise WriteError(
-            f"'{name}' expected shape {list(info.shape)}, found {list(value.shape)} to write"
-        )
+    assert value.shape == info.shape, name
     stored = value.detach().cpu().to(info.weight_dtype).contiguous()
     if stored.numel() and not all(bool(torch.isfinite(x)) for x in torch.aminmax(stored)):
         raise WriteError(

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError
 from transformer_nfn.io.gguf_file import CLIPPED, SLACK
+from transformer_nfn.io.packed_weights import quantisation
 from transformer_nfn.io.tensor_files import TensorInfo, TensorSource
 
 # Half of the spacing of numbers relative to their size, and of the smallest ones.
@@ -142,10 +143,8 @@ class ScaledWeights:
         raise CheckpointError(f"'{self._where}': '{name}' expected {expected}, found {found}")
 
 
-def with_scales(
-    source: TensorSource, config: Mapping[str, Any], where: str
-) -> ScaledWeights | None:
-    """The source with its quantised weights dequantised; None where it has none with scales."""
+def with_scales(source: TensorSource, config: Mapping[str, Any], where: str) -> TensorSource:
+    """The source with its quantised weights dequantised, itself where it has none with scales."""
     scales = {}
     for name, info in source.infos.items():
         if info.dtype in CODES and name.endswith(".weight"):
@@ -154,13 +153,12 @@ def with_scales(
             if key is not None:
                 scales[name] = key
     if not scales:
-        return None
+        return source
     return ScaledWeights(source, scales, _block_size(config, where), where)
 
 
 def _block_size(config: Mapping[str, Any], where: str) -> tuple[int, int]:
-    quantised = config.get("quantization_config")
-    size = quantised.get("weight_block_size") if isinstance(quantised, Mapping) else None
+    size = quantisation(config).get("weight_block_size")
     if size is None:
         return BLOCK
     if isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size):

@@ -17,6 +17,7 @@ import struct
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
@@ -26,14 +27,11 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError
-from transformer_nfn.io.files import atomic_file, open_regular
+from transformer_nfn.io.files import atomic_file, explained_read, open_regular
 from transformer_nfn.io.json_fields import distinct
 
-WEIGHT_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
+WEIGHT_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")
 }
 """Dtypes of weights; tensors of other dtypes are listed and not read."""
 
@@ -70,7 +68,14 @@ class TensorInfo:
         return TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
-class TensorSource(Protocol):
+class Closable(Protocol):
+    """What holds files open."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+class TensorSource(Closable, Protocol):
     """Interface of a lazy tensor source, which `Checkpoint` makes a mapping of.
 
     A source raises `CheckpointError` where the bytes do not match its header. `Checkpoint` reads
@@ -87,9 +92,6 @@ class TensorSource(Protocol):
 
     def read(self, name: str) -> Tensor:
         """Read one tensor: contiguous, on the CPU, not shared."""
-
-    def close(self) -> None:
-        """Close the files."""
 
 
 class InMemory:
@@ -146,6 +148,12 @@ DTYPES = {
     "U8": ("uint8", 8),
     "BOOL": ("bool", 8),
 }
+CODES = {word: code for code, (word, _) in DTYPES.items()}
+
+
+def byte_count(info: TensorInfo) -> int:
+    """Bytes of a tensor in a file."""
+    return math.prod(info.shape) * DTYPES[CODES[info.dtype]][1] // 8
 
 
 class TensorPlace(NamedTuple):
@@ -156,12 +164,20 @@ class TensorPlace(NamedTuple):
     stop: int
 
 
+@contextmanager
+def closed_on_error(files: Closable) -> Iterator[None]:
+    """Close files where the rest of their opening fails."""
+    try:
+        yield
+    except BaseException:
+        files.close()
+        raise
+
+
 def open_handle(path: Path, where: str) -> int:
     """Descriptor of a regular file; ``where`` is its name in errors."""
-    try:
+    with explained_read(where, CheckpointError):
         return open_regular(path)
-    except OSError as error:
-        raise CheckpointError(f"'{where}' cannot be read: {error.strerror or error}") from error
 
 
 class SafetensorsFile:
@@ -176,12 +192,9 @@ class SafetensorsFile:
         self._where = where
         self._handle = open_handle(path, self._where)
         self._close = weakref.finalize(self, os.close, self._handle)
-        try:
+        with closed_on_error(self):
             raw, length = raw_header(self._handle, self._where)
             self._parts, self.metadata = parse_header(raw, length, self._where)
-        except CheckpointError:
-            self._close()
-            raise
         self.infos = {name: part.info for name, part in self._parts.items()}
 
     def read(self, name: str) -> Tensor:
@@ -206,10 +219,8 @@ def read_at(handle: int, start: int, size: int, where: str) -> Tensor:
     view = data.numpy().data
     done = 0
     while done < size:  # one call reads two gigabytes at most
-        try:
+        with explained_read(where, CheckpointError):
             got = os.preadv(handle, [view[done:]], start + done)
-        except OSError as error:
-            raise CheckpointError(f"'{where}' cannot be read: {error.strerror}") from error
         if got == 0:
             raise CheckpointError(f"'{where}' ends at byte {start + done}: it was cut short")
         done += got
@@ -311,11 +322,8 @@ def _refuse(where: str, why: str, error: BaseException | None = None) -> NoRetur
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read every tensor of a safetensors file, and its metadata."""
-    file = SafetensorsFile(path, str(path))
-    try:
+    with closing(SafetensorsFile(path, str(path))) as file:
         return {name: file.read(name) for name in file.infos}, file.metadata
-    finally:
-        file.close()
 
 
 def write_tensors(
@@ -352,12 +360,10 @@ def longer_header(
     if not added:
         return raw, length
     header, end = json.loads(raw), length - 8 - len(raw)
-    codes = {word: (code, bits) for code, (word, bits) in DTYPES.items()}
     for name, info in added.items():
-        code, bits = codes[info.dtype]
-        stop = end + math.prod(info.shape) * bits // 8
-        header[name] = {"dtype": code, "shape": list(info.shape), "data_offsets": [end, stop]}
-        end = stop
+        code, span = CODES[info.dtype], [end, end + byte_count(info)]
+        header[name] = {"dtype": code, "shape": list(info.shape), "data_offsets": span}
+        end = span[1]
     longer = json.dumps(header, separators=(",", ":")).encode()
     longer += b" " * (-len(longer) % 8)  # tensors begin at a multiple of eight bytes
     return longer, 8 + len(longer) + end
@@ -413,27 +419,23 @@ def write_state_dict(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _load(path: Path, where: str) -> dict[str, Tensor]:
+    refused = f"'{where}' is not a plain state dict"
     try:
         large = path.stat().st_size >= MAP_FROM
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about older formats
             state = _load_weights(path, large)
     except Exception as error:  # torch raises many types for an invalid file
-        raise CheckpointError(f"'{where}' is not a plain state dict: {_reason(error)}") from error
+        raise CheckpointError(f"{refused}: {_reason(error)}") from error
+    refused += " of tensors by name"
     if not isinstance(state, dict):
-        raise CheckpointError(
-            f"'{where}' is not a plain state dict of tensors by name: it holds a "
-            f"{type(state).__name__}"
-        )
-    state = inner_state(state)
+        raise CheckpointError(f"{refused}: it holds a {type(state).__name__}")
+    state = _state_in(state, DEEPEST_STATE) or state
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             wrong = value if isinstance(name, str) else name
             what = f"{name!r} is of kind" if wrong is value else f"the name {name!r} is of kind"
-            raise CheckpointError(
-                f"'{where}' is not a plain state dict of tensors by name: {what} "
-                f"{type(wrong).__name__}"
-            )
+            raise CheckpointError(f"{refused}: {what} {type(wrong).__name__}")
     return dict(state)
 
 
@@ -486,13 +488,8 @@ def common_wrappers(names: Iterable[str]) -> list[str]:
     return prefixes
 
 
-def inner_state(stored: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """The state dict inside a training checkpoint; anything else is returned unchanged."""
-    found = _state_in(stored, DEEPEST_STATE)
-    return stored if found is None else found
-
-
 def _state_in(stored: Mapping[Any, Any], depth: int) -> Mapping[Any, Any] | None:
+    """The state dict inside a training checkpoint; None in anything else."""
     if stored and all(isinstance(w, Tensor) for w in stored.values()):
         return stored
     inner = (stored[entry] for entry in ENTRIES if isinstance(stored.get(entry), dict))

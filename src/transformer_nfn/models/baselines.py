@@ -161,9 +161,9 @@ class StatNN(Pretrained):
             parts.append(flat(network, "embedding", self._widths[2]))
         return torch.cat(same_batch(parts), -1)
 
-    def logits_from_features(self, features: Tensor) -> Tensor:
-        """The number before the Sigmoid, from the output of `features`."""
-        blocks, classifier, embedding = features.split(self._widths, -1)
+    def logits(self, network: Mapping[str, Any]) -> Tensor:
+        """The number before the Sigmoid, ``[batch]``."""
+        blocks, classifier, embedding = self._features(network).split(self._widths, -1)
         parts = [self.encoder(blocks)]
         if self.classifier is not None:
             parts.append(self.classifier(classifier))
@@ -187,10 +187,6 @@ class StatNN(Pretrained):
             [{STATISTICS: data.network[STATISTICS]} for data in part] for part in (train, val)
         )
         return first, second
-
-    def logits(self, network: Mapping[str, Any]) -> Tensor:
-        """The number before the Sigmoid, ``[batch]``."""
-        return self.logits_from_features(self._features(network))
 
     def _features(self, network: Mapping[str, Any]) -> Tensor:
         stored: Tensor | None = network.get(STATISTICS)

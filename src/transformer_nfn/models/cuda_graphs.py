@@ -114,6 +114,15 @@ class GraphSteps:
         return CapturedStep(held, graph, loss)
 
 
+def set_rate(optimiser: torch.optim.Optimizer, rate: float | Tensor) -> None:
+    """Set the learning rate; where the optimiser reads it from a tensor, in place."""
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].copy_(torch.as_tensor(rate))
+        else:
+            group["lr"] = rate
+
+
 @contextmanager
 def no_update(optimiser: torch.optim.Optimizer) -> Iterator[None]:
     """Context in which steps leave parameters and optimiser state unchanged, in the same tensors.

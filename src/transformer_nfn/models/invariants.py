@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.io.tensor_files import TensorInfo
 from transformer_nfn.models.network import same_batch
 from transformer_nfn.models.predictor import INVARIANTS, predictor
 from transformer_nfn.models.statistics import bounded, mean_and_scale, signed_log, sorted_statistics
@@ -329,12 +330,12 @@ class InvariantMLP(InvariantPredictor, TensorPredictor):
             out: np.ndarray = torch.sigmoid(module(self._standard(x, self._state))[:, 0]).numpy()
         return out
 
-    def _shapes(self) -> dict[str, tuple[list[int], torch.dtype]]:
+    def _shapes(self) -> dict[str, TensorInfo]:
         width = self.width or 0
-        layers = {"1.weight": [HIDDEN, width], "1.bias": [HIDDEN], "4.weight": [1, HIDDEN],
-                  "4.bias": [1]}  # fmt: skip
-        frame = dict.fromkeys(("mean", "scale"), ([width], torch.float64))
-        return {**frame, **{name: (shape, torch.float32) for name, shape in layers.items()}}
+        layers = {"1.weight": (HIDDEN, width), "1.bias": (HIDDEN,), "4.weight": (1, HIDDEN),
+                  "4.bias": (1,)}  # fmt: skip
+        frame = dict.fromkeys(("mean", "scale"), TensorInfo((width,), "float64"))
+        return {**frame, **{name: TensorInfo(shape, "float32") for name, shape in layers.items()}}
 
 
 def space_of(network: Mapping[str, Any]) -> WeightSpace:

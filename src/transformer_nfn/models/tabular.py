@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.io.files import write_bytes
+from transformer_nfn.io.files import read_regular, write_bytes
 from transformer_nfn.io.json_fields import Fields, read_object
+from transformer_nfn.io.tensor_files import TensorInfo
 from transformer_nfn.models.checkpoint_batch import WEIGHTS, by_size
 from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, PACKED, Networks, Predictor
+from transformer_nfn.models.stored_state import check_state
 
 FORMAT = 1
 METADATA = "predictor.json"
@@ -186,7 +188,7 @@ class TensorPredictor(TabularPredictor):
 
     _state: dict[str, Tensor]
 
-    def _shapes(self) -> dict[str, tuple[list[int], torch.dtype]]:
+    def _shapes(self) -> dict[str, TensorInfo]:
         """Shape and dtype of every tensor of the state."""
         raise NotImplementedError
 
@@ -198,18 +200,7 @@ class TensorPredictor(TabularPredictor):
             state = safetensors.torch.load(files[STATE_FILE])
         except safetensors.SafetensorError as error:
             raise PredictorError(f"{STATE_FILE} is not readable: {error}") from error
-        expected = self._shapes()
-        for name, (shape, dtype) in expected.items():
-            value = state.get(name)
-            if value is None or list(value.shape) != shape or value.dtype != dtype:
-                shown = None if value is None else f"{list(value.shape)} in {value.dtype}"
-                raise PredictorError(
-                    f"{STATE_FILE}: '{name}' expected {shape} in {dtype}, found {shown}"
-                )
-            if not bool(value.isfinite().all()):
-                raise PredictorError(f"{STATE_FILE}: '{name}' holds values not finite")
-        if len(state) > len(expected):
-            raise PredictorError(f"{STATE_FILE} holds tensors that are none of its model")
+        check_state(state, self._shapes(), STATE_FILE, PredictorError)
         self._state = state
 
 
@@ -266,9 +257,7 @@ def _read_checked(folder: Path, name: str, sha256: str) -> bytes:
     if Path(name).name != name:
         raise PredictorError(f"'{folder / METADATA}': '{name}' leads out of its folder")
     try:
-        if not path.is_file():
-            raise FileNotFoundError(path)
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise PredictorError(f"'{path}' is missing, though {METADATA} names it") from error
     if hashlib.sha256(data).hexdigest() != sha256:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from transformer_nfn.io.tensor_files import TensorInfo
 from transformer_nfn.models.checkpoint_batch import WEIGHTS
 from transformer_nfn.models.invariants import InvariantBoosting, InvariantMLP
 from transformer_nfn.models.network import same_batch, tensors_of
@@ -32,8 +33,18 @@ def tensor_statistics(network: Mapping[str, object]) -> np.ndarray:
     return out
 
 
+class StatisticsTable:
+    """Rows of predictors that read statistics of each tensor."""
+
+    reads = STATISTICS
+
+    def table(self, network: Mapping[str, object]) -> np.ndarray:
+        """Seven statistics of every tensor."""
+        return tensor_statistics(network)
+
+
 @predictor("statistics_mlp")
-class StatisticsMLP(InvariantMLP):
+class StatisticsMLP(StatisticsTable, InvariantMLP):
     """A small MLP on mean, variance and quartiles of each tensor, standardised.
 
     >>> networks = {"classifier": {"b_1": torch.randn(20, 5)}}
@@ -42,23 +53,13 @@ class StatisticsMLP(InvariantMLP):
     """
 
     title, place = "MLP on statistics", OTHERS
-    reads = STATISTICS
-
-    def table(self, network: Mapping[str, object]) -> np.ndarray:
-        """Seven statistics of every tensor."""
-        return tensor_statistics(network)
 
 
 @predictor("statistics_boosting")
-class StatisticsBoosting(InvariantBoosting):
+class StatisticsBoosting(StatisticsTable, InvariantBoosting):
     """LightGBM on mean, variance and quartiles of each tensor."""
 
     title, place = "Boosting on statistics", OTHERS
-    reads = STATISTICS
-
-    def table(self, network: Mapping[str, object]) -> np.ndarray:
-        """Seven statistics of every tensor."""
-        return tensor_statistics(network)
 
 
 @predictor("weights_mlp")
@@ -79,7 +80,7 @@ class WeightsMLP(InvariantMLP):
 
 
 @predictor("statistics_linear")
-class StatisticsLinear(TensorPredictor):
+class StatisticsLinear(StatisticsTable, TensorPredictor):
     """Logit-linear model on mean, variance and quartiles of each tensor (Unterthiner et al., 2020).
 
     Ridge regression of the logit of the accuracy. The penalty is the one of least leave-one-out
@@ -91,7 +92,6 @@ class StatisticsLinear(TensorPredictor):
     """
 
     title, place = "Linear on statistics", OTHERS
-    reads = STATISTICS
 
     def __init__(self) -> None:
         self.settings = {}
@@ -100,10 +100,6 @@ class StatisticsLinear(TensorPredictor):
     def num_parameters(self) -> int | None:
         """One for each statistic, and the constant; None before it is fitted."""
         return None if self.width is None else self.width + 1
-
-    def table(self, network: Mapping[str, object]) -> np.ndarray:
-        """Seven statistics of every tensor."""
-        return tensor_statistics(network)
 
     def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
         table, target = torch.from_numpy(x), torch.from_numpy(y).clamp(EXTREME, 1 - EXTREME).logit()
@@ -116,5 +112,6 @@ class StatisticsLinear(TensorPredictor):
         logits = torch.from_numpy(x) @ self._state["weight"] + self._state["constant"]
         return np.asarray(torch.sigmoid(logits).numpy())
 
-    def _shapes(self) -> dict[str, tuple[list[int], torch.dtype]]:
-        return {"weight": ([self.width or 0], torch.float64), "constant": ([], torch.float64)}
+    def _shapes(self) -> dict[str, TensorInfo]:
+        shapes: dict[str, tuple[int, ...]] = {"weight": (self.width or 0,), "constant": ()}
+        return {name: TensorInfo(shape, "float64") for name, shape in shapes.items()}

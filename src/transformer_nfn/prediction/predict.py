@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -37,7 +36,7 @@ from transformer_nfn.prediction.target import ACCURACY_COLUMN, Target
 from transformer_nfn.prediction.training_set import TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import TrainedSizes
 from transformer_nfn.zoo import ModelZoo, NetworkSizes, Zoo
-from transformer_nfn.zoo.network_files import check_positions
+from transformer_nfn.zoo.network_files import check_blocks, check_positions
 
 BATCH = 512
 """Networks in memory at once: a zoo may have tens of thousands."""
@@ -57,7 +56,6 @@ LARGEST_WEIGHT = 1e6
 """Of a network of a built zoo: no sum or square of up to four such weights in a row overflows."""
 LARGE_CORRECTION = 0.1
 """Correction by a guard that is explained to the user."""
-_BLOCK = re.compile(r"(?:blocks|encoder)\.(\d{1,9})\..+")
 
 
 @dataclass(frozen=True)
@@ -499,13 +497,7 @@ def load_network(
                 "yours to train on"
             )
         check_readable(where, sizes, trained, predictors)
-        for name in unread:
-            block = _BLOCK.fullmatch(name)
-            if block is not None and int(block[1]) >= sizes.blocks:
-                raise RunError(
-                    f"'{where}' is of another architecture: '{name}' is of a block that a network "
-                    f"of {sizes.blocks} blocks does not have"
-                )
+        check_blocks(where, unread, sizes)
         one = {name: tensor.unsqueeze(0) for name, tensor in opened.read().items()}
         check_positions(where, opened.tensors, sizes)
     weights = {name: tensor[0] for name, tensor in finite_weights(one, [where]).items()}

@@ -17,16 +17,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from transformer_nfn.errors import RunError
-from transformer_nfn.io.assets import file_sha256
+from transformer_nfn.errors import CheckpointError, RunError
 from transformer_nfn.io.files import (
+    file_sha256,
     import_arrow,
     is_left_over,
     read_parquet,
@@ -35,7 +37,9 @@ from transformer_nfn.io.files import (
     write_text,
 )
 from transformer_nfn.io.json_fields import Fields, json_text, parse_object, read_object
+from transformer_nfn.io.tensor_files import TensorInfo, read_tensors
 from transformer_nfn.known_tasks import SEED_KINDS, UNKNOWN_SEEDS
+from transformer_nfn.models.stored_state import check_state
 from transformer_nfn.notebook import to_html
 from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.target import Target
@@ -65,7 +69,7 @@ __all__ = [
     "CONFIGURATION", "DIGESTS_FILE", "DISTANCE_FILE", "ENSEMBLE_TAU", "FORMAT", "GUARD_FILE",
     "IDENTITY", "LOG_FILE", "OWN_GUARD_FILE", "PREDICTIONS_FILE", "RUN_FILE", "RunError",
     "RunRecord", "ensemble_tau", "find_runs", "predictions_on_test", "read_log",
-    "read_predictions", "write_predictions",
+    "read_predictions", "read_state", "write_predictions",
 ]  # fmt: skip
 
 
@@ -405,6 +409,26 @@ def ensemble_tau(columns: Mapping[str, np.ndarray]) -> float:
     """Kendall's τ of the mean prediction over seeds on the test set, see `predictions_on_test`."""
     accuracy, predicted = predictions_on_test(columns)
     return kendall_tau(accuracy, predicted.mean(0))
+
+
+def read_state(
+    path: Path, shapes: Callable[[dict[str, Tensor]], Mapping[str, tuple[int, ...]]], dtype: str
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read and check a file of tensors of a run, and its metadata; half precision is widened.
+
+    Args:
+        path: the file.
+        shapes: of all tensors, given those that are there, which decide the free sizes.
+        dtype: of all tensors.
+    """
+    try:
+        tensors, metadata = read_tensors(path)
+    except CheckpointError as error:
+        raise RunError(f"'{path}' is not readable: {error}") from error
+    tensors = {k: w.float() if w.dtype == torch.float16 else w for k, w in tensors.items()}
+    expected = {name: TensorInfo(shape, dtype) for name, shape in shapes(tensors).items()}
+    check_state(tensors, expected, str(path), RunError)
+    return tensors, metadata
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from transformer_nfn.io.files import write_text
 from transformer_nfn.io.json_fields import json_text, parse_object
 from transformer_nfn.io.tensor_files import read_tensors, write_tensors
 from transformer_nfn.models import map_network
-from transformer_nfn.models.cuda_graphs import GraphSteps
+from transformer_nfn.models.cuda_graphs import GraphSteps, set_rate
 from transformer_nfn.models.network import in_batches
 from transformer_nfn.models.predictor import Facts
 from transformer_nfn.models.pretrained import Inputs, Pretrained
@@ -213,11 +213,7 @@ class SeedTrainer:
         """
         total = torch.zeros((), device=self.device)
         for rate, batch in zip(rates, batches, strict=True):
-            if self.rate is not None:
-                self.rate.copy_(torch.as_tensor(rate))
-            else:
-                for group in self.optimiser.param_groups:
-                    group["lr"] = rate
+            set_rate(self.optimiser, rate)
             step = partial(self._step, batch.group)
             if self.graphs is None:
                 total += step(batch.picks)

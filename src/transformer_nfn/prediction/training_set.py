@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.errors import CheckpointError
 from transformer_nfn.functional import sinusoids
-from transformer_nfn.io.tensor_files import read_tensors, write_tensors
+from transformer_nfn.io.tensor_files import write_tensors
 from transformer_nfn.models import tensors_of
 from transformer_nfn.models.invariants import FEATURES
 from transformer_nfn.models.network import map_network
@@ -23,7 +22,13 @@ from transformer_nfn.models.task_reader import MAX_TOKENS
 from transformer_nfn.models.whole_network import whole_invariants
 from transformer_nfn.models.whole_network.model import INVARIANTS
 from transformer_nfn.prediction.data import Dataset, Parts, SizeGroups
-from transformer_nfn.prediction.runs import CONFIGURATION, DIGESTS_FILE, DISTANCE_FILE, RunError
+from transformer_nfn.prediction.runs import (
+    CONFIGURATION,
+    DIGESTS_FILE,
+    DISTANCE_FILE,
+    RunError,
+    read_state,
+)
 
 MAX_NETWORKS = 1024
 """Training networks that are kept: more would make files of many megabytes."""
@@ -104,34 +109,21 @@ class TrainingSetDistance:
     def load(folder: Path) -> TrainingSetDistance:
         """Read and validate what `save` wrote."""
         path = folder / DISTANCE_FILE
-        try:
-            tensors, metadata = read_tensors(path)
-            if "rows" in tensors and tensors["rows"].dtype == torch.float16:
-                tensors["rows"] = tensors["rows"].float()
-            distance = TrainingSetDistance(**tensors, any_size=ANY_SIZE in metadata)
-        except (CheckpointError, TypeError) as error:
-            raise RunError(f"'{path}' is not readable: {error}") from error
-        distance._check(str(path))
+        tensors, metadata = read_state(path, _distance_shapes, "float32")
+        distance = TrainingSetDistance(**tensors, any_size=ANY_SIZE in metadata)
         count, expected = str(len(distance.rows)), metadata.get(COUNT, "")
         if count != expected:
             raise RunError(f"'{path}': 'rows' expected {expected[:20]} networks, found {count}")
+        if not float(distance.limit) > 0 or not bool((distance.std > 0).all()):
+            raise RunError(f"'{path}': 'std' and 'limit' expected numbers above 0")
         return distance
 
-    def _check(self, where: str) -> None:
-        width = self.rows.shape[1] if self.rows.ndim == 2 else 0
-        shapes = {"rows": (len(self.rows) if width else 0, width), "mean": (width,),
-                  "std": (width,), "limit": ()}  # fmt: skip
-        for name, shape in shapes.items():
-            tensor = getattr(self, name)
-            if tuple(tensor.shape) != shape or 0 in shape or tensor.dtype != torch.float32:
-                raise RunError(
-                    f"'{where}': '{name}' expected shape {list(shape)} in float32, found "
-                    f"{list(tensor.shape)} in {str(tensor.dtype).removeprefix('torch.')}"
-                )
-            if not bool(tensor.isfinite().all()):
-                raise RunError(f"'{where}': '{name}' holds values that are not finite")
-        if not float(self.limit) > 0 or not bool((self.std > 0).all()):
-            raise RunError(f"'{where}': 'std' and 'limit' expected numbers above 0")
+
+def _distance_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Shapes of a `TrainingSetDistance`, of at least one network and one feature."""
+    rows = tensors.get("rows", torch.empty(0, 0))
+    width = max(1, rows.shape[-1]) if rows.ndim == 2 else 1
+    return {"rows": (max(1, len(rows)), width), "mean": (width,), "std": (width,), "limit": ()}
 
 
 def _nearest(rows: Tensor) -> Tensor:
@@ -193,15 +185,12 @@ class TrainingDigests:
     @staticmethod
     def load(folder: Path) -> TrainingDigests:
         """Read and validate what `save` wrote."""
-        path = folder / DIGESTS_FILE
-        try:
-            digests = TrainingDigests(**read_tensors(path)[0])
-        except (CheckpointError, TypeError) as error:
-            raise RunError(f"'{path}' is not readable: {error}") from error
-        for name, tensor in vars(digests).items():
-            if tensor.dtype != torch.int64 or tensor.ndim != 1:
-                raise RunError(f"'{path}': '{name}' expected int64 digests in one row")
-        return digests
+        names = TrainingDigests.__dataclass_fields__
+
+        def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+            return {name: (tensors[name].numel() if name in tensors else 0,) for name in names}
+
+        return TrainingDigests(**read_state(folder / DIGESTS_FILE, shapes, "int64")[0])
 
     def standings(self, data: Dataset, task: str) -> list[Standing]:
         """Classify each network as trained on, selected by, or unseen."""

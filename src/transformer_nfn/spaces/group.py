@@ -21,7 +21,7 @@ WORST_CONDITION = 1e12
 
 @dataclass(frozen=True)
 class Element:
-    r"""A group element ``g``; make one with ``space.group.random()`` or ``space.group.element``.
+    r"""A group element ``g``; make one with ``space.group.random()``.
 
     For the paper's block (eqs. 13, 14) ``g = (τ, M, N, π_O, π_A)`` with ``τ = perms["head"]``,
     ``M = linears["qk"].mT``, ``N = linears["vo"]``, ``π_O = perms["feature"]``,
@@ -356,74 +356,6 @@ class Group:
             )
             shifts[name] = noise.to(target, dtype)
         return Element(self.space, perms, linears, inverses, shifts, batch)
-
-    def element(
-        self,
-        perms: Mapping[str, Tensor] | None = None,
-        linears: Mapping[str, Tensor] | None = None,
-        shifts: Mapping[str, Tensor] | None = None,
-        *,
-        batch: int | None = None,
-        max_condition: float | None = MAX_CONDITION,
-    ) -> Element:
-        """An element from its parts, validated; missing parts are the identity.
-
-        Args:
-            perms: for perm axes, ``[*batch, *ancestors, n]``, each row a permutation.
-            linears: for axes on which matrices act, ``[*batch, *ancestors, n, n]``.
-            shifts: for shifted tensors, ``[*batch, *axes]``.
-            batch: number of elements; None for a single one.
-            max_condition: matrices with a larger condition number are rejected; None for no limit.
-
-        >>> from transformer_nfn import spaces
-        >>> swap = spaces.multi_head(8, 2, 3, 4).group.element({"head": torch.tensor([1, 0])})
-        >>> swap
-        Element(one element of the group of 'multi_head'; condition: qk 1, vo 1)
-        """
-        perms, linears, shifts = dict(perms or {}), dict(linears or {}), dict(shifts or {})
-        tensors = [*linears.values(), *shifts.values(), *perms.values()]
-        floats = [*linears.values(), *shifts.values()]
-        base = self.identity(
-            batch=batch,
-            dtype=floats[0].dtype if floats else torch.float64,
-            device=tensors[0].device if tensors else None,
-        )
-        self._check_parts("perm axis", perms, base.perms)
-        self._check_parts("linear axis", linears, base.linears)
-        self._check_parts("shifted tensor", shifts, base.shifts)
-        for name, part in (*perms.items(), *linears.items()):
-            action = self.space.axes[name].action
-            reason = action.element_error(part, max_condition)
-            if reason is not None:
-                raise GroupError(f"{action.word} axis '{name}': {reason}")
-        inverses = {
-            name: self.space.axes[name].action.invert(matrix) for name, matrix in linears.items()
-        }
-        return Element(
-            self.space,
-            {**base.perms, **perms},
-            {**base.linears, **linears},
-            {**base.inverses, **inverses},
-            {**base.shifts, **shifts},
-            batch,
-        )
-
-    def _check_parts(
-        self, what: str, parts: Mapping[str, Tensor], base: Mapping[str, Tensor]
-    ) -> None:
-        for name, part in parts.items():
-            if name not in base:
-                raise GroupError(f"space '{self.space.name}' has no {what} '{name}'")
-            want = base[name]
-            if part.shape != want.shape:
-                raise GroupError(
-                    f"{what} '{name}': expected shape {list(want.shape)}, found {list(part.shape)}"
-                )
-            if part.dtype != want.dtype or part.device != want.device:
-                raise GroupError(
-                    f"mixed parts: {what} '{name}' is {part.dtype} on {part.device}, "
-                    f"expected {want.dtype} on {want.device}"
-                )
 
     def _sites(self, batch: int | None) -> Iterator[tuple[str, Action, tuple[int, ...], int]]:
         """Every axis with its action, the shape of its sites, and its size."""

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from transformer_nfn.errors import GroupError
 from transformer_nfn.spaces import Element, Weights, WeightSpace
+from transformer_nfn.spaces.actions import Drawing
+from transformer_nfn.spaces.actions.matrix import orthogonal
 from transformer_nfn.spaces.actions.permutation import match_rows
 from transformer_nfn.spaces.actions.solvers import exact_matrix, polar_fixing_ones
 from transformer_nfn.symmetry.normal_forms import centred
@@ -211,9 +213,5 @@ def random_commuting(
     ones = torch.full((D, D), sign / D, dtype=torch.float64)
     if D == 1:
         return ones
-    noise = torch.randn(D - 1, D - 1, generator=generator, dtype=torch.float64)
-    X, triangle = torch.linalg.qr(noise)
-    X = X * triangle.diagonal().sign()  # uniform over the orthogonal group
     H = hyperplane(D)
-    M: Tensor = ones + H @ X @ H.T
-    return M
+    return ones + H @ orthogonal(1, D - 1, Drawing(generator))[0] @ H.T

@@ -35,14 +35,12 @@ class Heads:
     Attributes:
         A: ``[m, D, D]``. B: ``[m, D, F]``.
         error_A: allowed rounding error (Frobenius) of each A, ``[m]``; ``error_B`` likewise.
-        clear: False if rounding hides whether two heads are equal, or one is zero.
     """
 
     A: Tensor
     B: Tensor
     error_A: Tensor
     error_B: Tensor
-    clear: bool
 
 
 def merged_heads(weights: Weights, unit: float, *, centred: bool = False) -> Heads:
@@ -59,7 +57,6 @@ def merged_heads(weights: Weights, unit: float, *, centred: bool = False) -> Hea
     A, B = Q @ K.mT, V @ O
     error_A = unit * (Q.square().sum(-2) * K.square().sum(-2)).sum(-1).sqrt()
     error_B = unit * (V.square().sum(-2) * O.square().sum(-1)).sum(-1).sqrt()
-    clear = True
     clusters: list[list[int]] = []
     for i in range(len(A)):
         for cluster in clusters:
@@ -68,25 +65,19 @@ def merged_heads(weights: Weights, unit: float, *, centred: bool = False) -> Hea
             if distance <= 1:
                 cluster.append(i)
                 break
-            clear = clear and distance > 8
         else:
             clusters.append([i])
-    keep_A, keep_B, keep_eA, keep_eB = [], [], [], []
+    kept = []
     for cluster in clusters:
         total = B[cluster].sum(0)
         error = error_B[cluster].sum()
         size = float(total.norm() / error.clamp_min(1e-300))
         if size <= 1:
             continue
-        clear = clear and size > 8
-        keep_A.append(A[cluster[0]])
-        keep_B.append(total)
-        keep_eA.append(error_A[cluster].max())
-        keep_eB.append(error)
-    if not keep_A:
-        return Heads(A[:0], B[:0], error_A[:0], error_B[:0], clear)
-    stacked = [torch.stack(x) for x in (keep_A, keep_B, keep_eA, keep_eB)]
-    return Heads(stacked[0], stacked[1], stacked[2], stacked[3], clear)
+        kept.append((A[cluster[0]], total, error_A[cluster].max(), error))
+    if not kept:
+        return Heads(A[:0], B[:0], error_A[:0], error_B[:0])
+    return Heads(*map(torch.stack, zip(*kept, strict=True)))
 
 
 def match_heads(U: Heads, V: Heads) -> Heads | None:
@@ -99,18 +90,17 @@ def match_heads(U: Heads, V: Heads) -> Heads | None:
     distance = (U.A[order] - V.A).flatten(1).norm(dim=1)
     if bool((distance > U.error_A[order] + V.error_A).any()):
         return None
-    return Heads(U.A[order], U.B[order], U.error_A[order], U.error_B[order], U.clear)
+    return Heads(U.A[order], U.B[order], U.error_A[order], U.error_B[order])
 
 
-def same_attention(U: Weights, V: Weights, unit: float) -> bool | None:
-    """Whether the multisets {(A, B)} agree: True, False, or None if rounding hides it."""
+def same_attention(U: Weights, V: Weights, unit: float) -> bool:
+    """Whether the multisets {(A, B)} agree; False is inconclusive."""
     left, right = merged_heads(U, unit), merged_heads(V, unit)
     matched = match_heads(left, right)
-    if matched is not None:
-        distance = (matched.B - right.B).flatten(1).norm(dim=1)
-        if bool((distance <= matched.error_B + right.error_B).all()):
-            return True
-    return False if left.clear and right.clear else None
+    if matched is None:
+        return False
+    distance = (matched.B - right.B).flatten(1).norm(dim=1)
+    return bool((distance <= matched.error_B + right.error_B).all())
 
 
 @dataclass(frozen=True)
@@ -224,12 +214,8 @@ def _same_up_to_scale(U: Ridges, V: Ridges, tolerance: float) -> bool:
 SameForm = Callable[[Weights, Weights, float], bool]
 
 
-def _same_attention(u: Weights, v: Weights, unit: float) -> bool:
-    return same_attention(u, v, unit) is True
-
-
 NORMAL_FORMS: Mapping[str, SameForm] = {
-    "multi_head": _same_attention,
+    "multi_head": same_attention,
     "attention_block": same_block,
 }
 """By name of the architecture: True proves that two networks are the same function."""

@@ -72,15 +72,26 @@ class Source(ABC):
     def reorder(self, space: WeightSpace, axis: str, index: Tensor) -> Self:
         """The source with ``axis`` gathered by ``index [*ancestors, n]``."""
 
-    @abstractmethod
     def views(
         self, space: WeightSpace, axis: str, known: set[str], *, sort: bool
     ) -> list[Tensor]:
         """Features of each index of ``axis``: ``[*ancestors, n, features]``.
 
-        Perm axes of unknown order are sorted, or with ``sort=False`` the view is left out; free
-        axes and those of known order are sketched where they are large.
+        One for each occurrence of the axis, and its diagonal. Perm axes of unknown order are
+        sorted, or with ``sort=False`` the view is left out; free axes and those of known order are
+        sketched where they are large.
         """
+        at = [d for d, name in enumerate(self.axes) if name == axis]
+        out = [self._view(space, [d], known, sort) for d in at]
+        if len(at) == 2:
+            out.append(self._view(space, at, known, sort))
+        return [view for view in out if view is not None]
+
+    @abstractmethod
+    def _view(
+        self, space: WeightSpace, at: list[int], known: set[str], sort: bool
+    ) -> Tensor | None:
+        """The view with the axes at ``at`` (one, or two as a diagonal) in front."""
 
 
 def gap_of(
@@ -152,30 +163,14 @@ class Entries(Source):
             return self
         return replace(self, value=gathered(space, self.value, self.axes, axis, index))
 
-    def views(
-        self, space: WeightSpace, axis: str, known: set[str], *, sort: bool
-    ) -> list[Tensor]:
-        """One for each occurrence of the axis in the tensor, and its diagonal."""
-        at = [d for d, name in enumerate(self.axes) if name == axis]
-        out = []
-        for d in at:
-            out.append(self._view(space, self.value, self.axes, d, known, sort))
-        if len(at) == 2:
-            names = [*(a for d, a in enumerate(self.axes) if d not in at), axis]
-            diagonal = self.value.diagonal(dim1=at[0], dim2=at[1])
-            out.append(self._view(space, diagonal, names, len(names) - 1, known, sort))
-        return [view for view in out if view is not None]
-
     def _view(
-        self,
-        space: WeightSpace,
-        value: Tensor,
-        axes: Sequence[str],
-        d: int,
-        known: set[str],
-        sort: bool,
+        self, space: WeightSpace, at: list[int], known: set[str], sort: bool
     ) -> Tensor | None:
-        front = [*(list(axes).index(a) for a in space.ancestors(axes[d])), d]
+        value, axes, d = self.value, self.axes, at[0]
+        if len(at) == 2:
+            axes = (*(a for e, a in enumerate(axes) if e not in at), axes[d])
+            value, d = value.diagonal(dim1=at[0], dim2=at[1]), len(axes) - 1
+        front = [*(axes.index(a) for a in space.ancestors(axes[d])), d]
         blind = [e for e in unknown(space, axes, known) if e not in front]
         if blind and not sort:
             return None
@@ -304,20 +299,9 @@ class Factored(Source):
             rounding=gathered(space, self.rounding, self.sites, axis, index),
         )
 
-    def views(
-        self, space: WeightSpace, axis: str, known: set[str], *, sort: bool
-    ) -> list[Tensor]:
-        """One for each occurrence of the axis in the product, and its diagonal."""
-        at = [d for d, name in enumerate(self.axes) if name == axis]
-        out = [self._view(space, [d], known, sort) for d in at]
-        if len(at) == 2:
-            out.append(self._view(space, at, known, sort))
-        return [view for view in out if view is not None]
-
     def _view(
         self, space: WeightSpace, at: list[int], known: set[str], sort: bool
     ) -> Tensor | None:
-        """The product with the axes at ``at`` (one, or two as a diagonal) in front."""
         owners = [self.axes.index(a) for a in space.ancestors(self.axes[at[0]])]
         blind = [d for d in unknown(space, self.axes, known) if d not in (*owners, *at)]
         if blind and not sort:

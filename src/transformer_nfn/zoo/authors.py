@@ -14,7 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,9 +24,10 @@ from torch import Tensor
 from transformer_nfn.errors import CheckpointError, TransformerNFNError
 from transformer_nfn.io.checkpoint import Checkpoint
 from transformer_nfn.io.files import atomic_folder, read_regular
-from transformer_nfn.known_tasks import BLOCKS, HEADS, KNOWN_TASKS, UNKNOWN_SEEDS, WIDTH
+from transformer_nfn.known_tasks import HEADS, KNOWN_TASKS, UNKNOWN_SEEDS
 from transformer_nfn.zoo.errors import ImportFileError, StoreError, ZooError
 from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in, to_state_dict
+from transformer_nfn.zoo.network_files import check_blocks, zoo_sizes
 from transformer_nfn.zoo.sizes import NetworkSizes, SizeGroup
 from transformer_nfn.zoo.store.folder import Folder, check_fresh, check_outside_zoos
 from transformer_nfn.zoo.store.shards import write_shard
@@ -136,13 +137,7 @@ def _import_zoo(folder: Path, out: Path, source: Path, report: Imported) -> Fold
     """Import files of networks of equal sizes into a zoo at ``out``."""
     name, files, table = _survey(folder, source)
     first = _open(files[0].path)
-    try:
-        sizes = _network_sizes(first, name)
-    except IndexError as error:
-        raise ImportFileError(
-            f"{files[0].path.name}: a tensor that determines the sizes has too few axes"
-        ) from error
-    _check_depth(first, sizes)
+    sizes = _network_sizes(first, name)
     positions = _positions(sizes, first)
     shards = [files[i : i + SHARD_ROWS] for i in range(0, len(files), SHARD_ROWS)]
     metadata = {
@@ -195,10 +190,10 @@ def _network(
 ) -> Tensor:
     state = _open(path)
     try:
-        named = from_state_dict(sizes, state)
+        named, heads = from_state_dict(sizes, state), heads_in(state) or HEADS
     except TransformerNFNError as error:
         raise ImportFileError(f"{path.name}: {error}") from error
-    if (heads_in(state) or HEADS) != sizes.heads:
+    if heads != sizes.heads:
         raise ImportFileError(f"{path.name}: has other heads than the files before it")
     known = {HEADS_KEY, *to_state_dict(sizes, named)}
     report.stray.update(key for key in state if key not in known)
@@ -222,31 +217,14 @@ def _open(path: Path) -> Checkpoint:
 
 
 def _network_sizes(state: Checkpoint, name: str) -> NetworkSizes:
-    """Sizes of a file's network; the number of tokens is the task's."""
-    bias, conv = "classifier.fc2.bias", "embedding.conv1.weight"
-    queries = "attention.queries.weight"
-    classes = state.info(bias).shape[0] if bias in state else KNOWN_TASKS[name].classes
-    patch = math.prod(state.info(conv).shape[1:]) if conv in state else 0
-    if not patch and any(key.startswith("embedding.conv1.") for key in state):
-        raise ImportFileError(f"{state.where}: '{conv}' expected patches, found none")
-    first = f"encoder.0.{queries}"
-    shape = state.info(first).shape if first in state else ()
-    depth = sum(key.endswith(queries) for key in state)
+    """Sizes of a file's network; what it does not state is the task's."""
+    usual = NetworkSizes.of(KNOWN_TASKS[name])
+    sizes = zoo_sizes(state, usual) or usual
+    check_blocks(state.where, state, sizes)
     try:
-        group = SizeGroup(shape[0] if shape else WIDTH, heads_in(state) or HEADS, depth or BLOCKS)
-    except ZooError as error:
+        return replace(usual, classes=sizes.classes, patch=sizes.patch).resized(sizes.group)
+    except TransformerNFNError as error:
         raise ImportFileError(f"{state.where}: {error}") from error
-    return NetworkSizes(KNOWN_TASKS[name].tokens, classes, patch).resized(group)
-
-
-def _check_depth(state: Checkpoint, sizes: NetworkSizes) -> None:
-    """Reject a file with tensors of more blocks than it has queries."""
-    for key in state:
-        match = re.match(r"encoder\.([0-9]{1,9})\.", key)
-        if match and int(match[1]) >= sizes.blocks:
-            raise ImportFileError(
-                f"{state.where}: holds '{key}', but the queries of {sizes.blocks} blocks only"
-            )
 
 
 def _row(file: _File, config: dict[str, str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from transformer_nfn.known_tasks import HEADS
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.module import HEADS_KEY, to_state_dict
 from transformer_nfn.zoo.store import MixedZoo, Zoo, check_fresh, check_outside_zoos
+from transformer_nfn.zoo.store.index import CONFIGURATION
 
 
 def export_authors(zoo: Zoo | MixedZoo, out: Path) -> int:
@@ -65,10 +66,8 @@ def _best_name(name: str) -> str:
 
 
 def _metadata(config: dict[str, Any], name: str, epoch: str, file: str) -> dict[str, Any]:
-    keep = ["run", "optimizer", "learning_rate", "l2", "init_std"]
-    keep += ["dropout", "train_fraction"]
     accuracy = "test_accuracy" if name == "ag_news" else "test_top1_accuracy"
-    return {k: config[k] for k in keep} | {
+    return {name: config[name] for name in ("run", *CONFIGURATION)} | {
         "seed": config["seed"] if _knows_seed(config["source"]) else "",
         "ckpt_epoch": epoch,
         "ckpt_file": file,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in
 from transformer_nfn.zoo.sizes import NetworkSizes
 
 POSITIONS = "embedding.pos_embedding"
+_BLOCK = re.compile(r"(?:blocks|encoder)\.(\d{1,9})\..+")
 # Tensors by which a file is recognised as the zoo's network: our layout, and the authors'.
 OURS, AUTHORS = "blocks.0.W_Q", "encoder.0.attention.queries.weight"
 
@@ -69,6 +71,17 @@ def check_positions(where: str, tensors: Mapping[str, Tensor], sizes: NetworkSiz
             f"'{where}' is of another architecture: '{POSITIONS}' is not the fixed sinusoidal "
             f"table (it differs by up to {difference:.2g})"
         )
+
+
+def check_blocks(where: str, names: Iterable[str], sizes: NetworkSizes) -> None:
+    """Refuse tensors of blocks beyond the last."""
+    for name in names:
+        block = _BLOCK.fullmatch(name)
+        if block is not None and int(block[1]) >= sizes.blocks:
+            raise CheckpointError(
+                f"'{where}' is of another architecture: '{name}' is of a block that a network of "
+                f"{sizes.blocks} blocks does not have"
+            )
 
 
 def zoo_sizes(checkpoint: Checkpoint, like: NetworkSizes | None = None) -> NetworkSizes | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,17 +12,11 @@ import numpy as np
 import torch
 
 from transformer_nfn.zoo.errors import StoreError, ZooError
-from transformer_nfn.zoo.store.folder import (
-    INDEX,
-    MODELS_KIND,
-    VECTORS_FILE,
-    Checksums,
-    Folder,
-    zoo_kind,
-)
+from transformer_nfn.zoo.sizes import SizeGroup
+from transformer_nfn.zoo.store.folder import INDEX, MODELS_KIND, Folder, zoo_kind
 from transformer_nfn.zoo.store.index import Index
 from transformer_nfn.zoo.store.model_zoo import ModelZoo
-from transformer_nfn.zoo.store.shards import ShardReader, read_header
+from transformer_nfn.zoo.store.shards import ShardReader
 from transformer_nfn.zoo.store.zoo import Zoo, is_mixed, read_groups
 from transformer_nfn.zoo.training.plan import check_configurations
 from transformer_nfn.zoo.training.tasks import Task, TextTask, load_task
@@ -64,6 +59,14 @@ class Verdict:
         """Whether there are no problems."""
         return not self.problems
 
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Context in which a damaged file is a problem, not an error."""
+        try:
+            yield
+        except StoreError as error:
+            self.problems.append(str(error))
+
 
 def verify(
     path: Path | str,
@@ -99,39 +102,27 @@ def verify(
     if not (path / "zoo.json").exists():
         raise StoreError(f"'{path}' is not a zoo: it has no zoo.json")
     verdict = Verdict()
-    if zoo_kind(path) == MODELS_KIND:
-        _verify_models(path, verdict)
-        return verdict
-    try:
+    with verdict.reporting():
+        if zoo_kind(path) == MODELS_KIND:
+            zoo = ModelZoo.open(path)
+            verdict.problems, verdict.networks = zoo.verify(), len(zoo)
+            verdict.note = "not re-run: targets of your own are not measured here"
+            return verdict
         folder = Folder.open(path)
-        index = folder.index()
-        if folder.metadata["origin"] == "build":
-            check_configurations(folder, index)
-    except StoreError as error:
-        verdict.problems.append(str(error))
-        return verdict
-    imported = folder.metadata["origin"] == "import"
-    default = IMPORTED_TOLERANCE if imported else BUILT_TOLERANCE
-    verdict.tolerance = default if tolerance is None else tolerance
-    _check_small_files(folder, verdict)
-    for shard in folder.shards:
-        try:
-            _check_shard(folder, shard, index, verdict)
-        except StoreError as error:
-            verdict.problems.append(str(error))
-    if verdict.ok and sample:
-        _rerun(Zoo.open(path), data, sample, seed, verdict)
+        _check_files(folder, verdict)
+        usual = {"import": IMPORTED_TOLERANCE}.get(folder.metadata["origin"], BUILT_TOLERANCE)
+        verdict.tolerance = usual if tolerance is None else tolerance
+        if verdict.ok and sample:
+            _rerun(Zoo(folder), data, sample, seed, verdict)
     return verdict
 
 
 def _verify_groups(path: Path, verify_one: Callable[[Path], Verdict]) -> Verdict:
     """The combined verdict on all size groups of a mixed zoo."""
     total = Verdict()
-    try:
+    groups: tuple[SizeGroup, ...] = ()
+    with total.reporting():
         _, groups = read_groups(path)
-    except StoreError as error:
-        total.problems.append(str(error))
-        return total
     for group in groups:
         one = verify_one(path / group.name)
         total.problems += [f"{group.name}: {problem}" for problem in one.problems]
@@ -145,23 +136,16 @@ def _verify_groups(path: Path, verify_one: Callable[[Path], Verdict]) -> Verdict
     return total
 
 
-def _verify_models(path: Path, verdict: Verdict) -> None:
-    try:
-        zoo = ModelZoo.open(path)
-    except StoreError as error:
-        verdict.problems.append(str(error))
-        return
-    verdict.problems, verdict.networks = zoo.verify(), len(zoo)
-    verdict.note = "not re-run: targets of your own are not measured here"
-
-
-def _check_small_files(folder: Folder, verdict: Verdict) -> None:
-    for name in ("zoo.json", VECTORS_FILE):
-        if (folder.path / name).exists():
-            try:
-                Checksums(folder.path).read(name)
-            except StoreError as error:
-                verdict.problems.append(str(error))
+def _check_files(folder: Folder, verdict: Verdict) -> None:
+    """Check all files but ``zoo.json``, which was checked when the folder was opened."""
+    index = folder.index()
+    if folder.metadata["origin"] == "build":
+        check_configurations(folder, index)
+    with verdict.reporting():
+        folder.word_vectors()
+    for shard in folder.shards:
+        with verdict.reporting():
+            _check_shard(folder, shard, index, verdict)
 
 
 def _check_shard(folder: Folder, shard: str, index: Index, verdict: Verdict) -> None:
@@ -169,7 +153,7 @@ def _check_shard(folder: Folder, shard: str, index: Index, verdict: Verdict) -> 
     if not path.exists():
         raise StoreError(f"{path}: missing, the zoo is not finished")
     reader = ShardReader(path, folder.sizes, index.shards.get(shard))
-    stored = Index.from_rows(read_header(path).rows, {}, str(path)).columns
+    stored = folder.read_shard(shard).columns
     listed = index.columns["shard"] == shard
     for name in ("run", "epoch", "best", "crashed", "row", "checksum"):
         if shard in index.shards and not np.array_equal(stored[name], index.columns[name][listed]):

@@ -186,9 +186,9 @@ class AlignedBlock:
         chosen = {"Q": self.units.queries[prefix], "K": self.units.groups[prefix]}
         sides = []
         for part, orders in chosen.items():
-            weights = [_taken(p[f"W_{part}"], o) for p, o in zip(pieces, orders, strict=True)]
+            weights = [p[f"W_{part}"][o] for p, o in zip(pieces, orders, strict=True)]
             biases = [
-                _taken(p[f"b_{part}"], o) if f"b_{part}" in p else None
+                p[f"b_{part}"][o] if f"b_{part}" in p else None
                 for p, o in zip(pieces, orders, strict=True)
             ]
             crosses = bool(prefix) and part == "K"
@@ -196,7 +196,7 @@ class AlignedBlock:
             gain = f"{part.lower()}_norm.g"
             if config.qk_norm == "all heads":
                 for p, o in zip(pieces, orders, strict=True):
-                    p[gain] = _taken(p[gain], o)
+                    p[gain] = p[gain][o]
         config = self._cut(prefix, config)
         names = (f"{prefix}W_Q", f"{prefix}W_K")
         shared = SharedBasis(
@@ -218,8 +218,8 @@ class AlignedBlock:
     def _value_output(self, prefix: str, config: Attention) -> tuple[Matched, Matched]:
         values, outputs = [], []
         for i, side in enumerate((self.a, self.b)):
-            values.append(_taken(side.reader(f"{prefix}W_V")[0], self.units.groups[prefix][i]))
-            W_O = _taken(side.writer(f"{prefix}W_O"), self.units.queries[prefix][i])
+            values.append(side.reader(f"{prefix}W_V")[0][self.units.groups[prefix][i]])
+            W_O = side.writer(f"{prefix}W_O")[self.units.queries[prefix][i]]
             outputs.append(Piece((self.stream(W_O.value) if i else W_O.value).mT, W_O.error))
         return SharedBasis(
             ValueOutputBasis(),
@@ -235,7 +235,7 @@ class AlignedBlock:
         write = []
         for i, side in enumerate((self.a, self.b)):
             experts = [side.writer(f"{expert}W_B") for expert in side.description.mlp.prefixes]
-            W_B = _taken(_joined(experts, 0), self.units.neurons[i])
+            W_B = _joined(experts, 0)[self.units.neurons[i]]
             value = self.stream(W_B.value) if i else W_B.value
             write.append(Piece(value.unsqueeze(-1), W_B.error.unsqueeze(-1)))
         shared = SharedBasis(
@@ -295,11 +295,6 @@ def _joined(pieces: list[Piece], dim: int) -> Piece:
     """Neurons of several experts as those of one MLP."""
     values, errors = [p.value for p in pieces], [p.error for p in pieces]
     return pieces[0] if len(pieces) == 1 else Piece(torch.cat(values, dim), torch.cat(errors))
-
-
-def _taken(piece: Piece, order: Tensor) -> Piece:
-    """Some heads or neurons of a piece."""
-    return Piece(piece.value[order], piece.error[order])
 
 
 def _unexplained(vector: Matched, values: Matched, outputs: Matched, allowed: float) -> Matched:

@@ -10,7 +10,11 @@ from typing import Any, get_args
 import numpy as np
 
 from transformer_nfn.checkpoints.families.binding import Binding, computed
-from transformer_nfn.checkpoints.families.expressions import MissingFieldError, evaluate, shown
+from transformer_nfn.checkpoints.families.expressions import (
+    MissingFieldError,
+    evaluate,
+    unexpected,
+)
 from transformer_nfn.checkpoints.families.recognise import head_lines
 from transformer_nfn.errors import CheckpointError, SpaceError
 from transformer_nfn.functional.description import (
@@ -118,10 +122,7 @@ class _Facts:
 
     def refuse(self, name: str, expected: str, found: Any) -> None:
         text = self._facts.get(name, name)
-        raise CheckpointError(
-            f"'{self._where}': config: {name} ({text}) expected {expected}, found "
-            f"{shown(found)}"
-        )
+        raise unexpected(self._where, f"config: {name} ({text})", expected, found)
 
 
 def describe(binding: Binding, where: str) -> Transformer:
@@ -190,18 +191,14 @@ def _padding(binding: Binding, where: str) -> int | None:
         return None
     padding = binding.config.get("pad_token_id")
     if padding is not None and type(padding) is not int:
-        raise CheckpointError(
-            f"'{where}': config: pad_token_id expected a whole number, found {shown(padding)}"
-        )
+        raise unexpected(where, "config: pad_token_id", "a whole number", padding)
     return -1 if padding is None else padding
 
 
 def _sentence_pooling(binding: Binding, where: str) -> str | None:
     stated = binding.config.get(SENTENCE_POOLING)
     if stated is not None and not isinstance(stated, str):
-        raise CheckpointError(
-            f"'{where}': config: {SENTENCE_POOLING} expected a word, found {shown(stated)}"
-        )
+        raise unexpected(where, f"config: {SENTENCE_POOLING}", "a word", stated)
     return stated
 
 
@@ -324,24 +321,18 @@ def read_rotary(
     if table is None:
         table = {}
     if not isinstance(table, Mapping):
-        raise CheckpointError(
-            f"'{where}': config.json: '{field}' expected a table, found {shown(table)}"
-        )
+        raise unexpected(where, f"config.json: '{field}'", "a table", table)
     kind = table.get("rope_type", table.get("type", "default"))
     if not isinstance(kind, str) or kind not in ROTARY_SCHEMES:
-        raise CheckpointError(
-            f"'{where}': config.json: '{field}' expected a rotary scheme among "
-            f"{', '.join(ROTARY_SCHEMES)}, found {shown(kind)}"
-        )
+        schemes = f"a rotary scheme among {', '.join(ROTARY_SCHEMES)}"
+        raise unexpected(where, f"config.json: '{field}'", schemes, kind)
     fields = {**config, **table}
     base = _number(fields, ("rope_theta", "rotary_emb_base"), 10_000.0, where)
     part = _number(fields, ("partial_rotary_factor", "rotary_pct"), part, where)
     rotary = int(d_k * part + 1e-9)
     if not 0 < rotary <= d_k or rotary % 2:
-        raise CheckpointError(
-            f"'{where}': config.json: rotary positions expected an even number of coordinates up "
-            f"to {d_k}, found {rotary}"
-        )
+        even = f"an even number of coordinates up to {d_k}"
+        raise unexpected(where, "config.json: rotary positions", even, rotary)
     if kind == "default":
         return rotary, base, None
     factor = _number(fields, ("factor",), None, where)
@@ -366,10 +357,7 @@ def _number(
         value = fields.get(name)
         if value is not None:
             if type(value) not in (int, float) or not 0 < value < 1e30:
-                raise CheckpointError(
-                    f"'{where}': config.json: '{name}' expected a number above 0, found "
-                    f"{shown(value)}"
-                )
+                raise unexpected(where, f"config.json: '{name}'", "a number above 0", value)
             return float(value)
     if default is None:
         raise CheckpointError(f"'{where}': config.json lacks '{names[0]}' of its rotary scheme")

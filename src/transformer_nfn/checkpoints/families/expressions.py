@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from transformer_nfn.errors import SpaceError
+from transformer_nfn.errors import CheckpointError, SpaceError
 
 WORDS = {"true": True, "false": False, "null": None}
 RESERVED = {*WORDS, "first", "root"}
@@ -94,6 +94,11 @@ def shown(value: Any) -> str:
     except ValueError:  # Python refuses to print numbers of thousands of digits
         text = "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def unexpected(where: str, what: str, expected: str, found: Any) -> CheckpointError:
+    """The error that names what a file should state, and what it states."""
+    return CheckpointError(f"'{where}': {what} expected {expected}, found {shown(found)}")
 
 
 def _value(node: ast.expr, fields: Mapping[str, Any]) -> Any:

@@ -22,6 +22,7 @@ from transformer_nfn.checkpoints.families.expressions import (
     evaluate,
     fields_in,
     shown,
+    unexpected,
 )
 from transformer_nfn.checkpoints.families.family import COUNTER, Family, families
 from transformer_nfn.errors import CheckpointError, SpaceError
@@ -86,10 +87,8 @@ def as_hub(checkpoint: Checkpoint) -> Checkpoint:
     where, fields = checkpoint.where, checkpoint.config
     found = fields.get(ARCHITECTURE)
     if not isinstance(found, str) or found not in architectures():
-        raise CheckpointError(
-            f"'{where}': {ARCHITECTURE} of GGUF expected one of {', '.join(architectures())}, "
-            f"found {shown(found)}"
-        )
+        known = f"one of {', '.join(architectures())}"
+        raise unexpected(where, f"{ARCHITECTURE} of GGUF", known, found)
     architecture = architectures()[found]
     config = _config(architecture, fields, where)
     config["tie_word_embeddings"] = "output.weight" not in checkpoint
@@ -129,10 +128,7 @@ def _config(architecture: Architecture, fields: Mapping[str, Any], where: str) -
         config["rope_scaling"] = scaling
     pooling = tree.get("pooling_type", 0)
     if type(pooling) is not int or not 0 <= pooling < len(POOLINGS):
-        raise CheckpointError(
-            f"'{where}': metadata: pooling_type expected 0 to {len(POOLINGS) - 1}, found "
-            f"{shown(pooling)}"
-        )
+        raise unexpected(where, "metadata: pooling_type", f"0 to {len(POOLINGS) - 1}", pooling)
     config[SENTENCE_POOLING] = POOLINGS[pooling]
     return config
 
@@ -160,9 +156,7 @@ def _check_keys(
         except (MissingFieldError, SpaceError):
             continue  # reported where the field is read
         if value != expected:
-            raise CheckpointError(
-                f"'{where}': metadata: {rest} expected {shown(expected)}, found {shown(value)}"
-            )
+            raise unexpected(where, f"metadata: {rest}", shown(expected), value)
 
 
 def _rotary_scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:

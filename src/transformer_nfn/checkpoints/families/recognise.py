@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.checkpoints.families.expressions import shown
+from transformer_nfn.checkpoints.families.expressions import unexpected
 from transformer_nfn.checkpoints.families.family import COUNTER, DATA_FILE, Family, Line, families
 from transformer_nfn.errors import CheckpointError, TransformerNFNError
 from transformer_nfn.io.checkpoint import refuse
@@ -92,18 +92,12 @@ def recognise(infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where:
     """The family of a checkpoint; raises `CheckpointError` where there is none, or several."""
     model_type, architecture = config.get("model_type"), config.get("architecture")
     if model_type is not None and not isinstance(model_type, str):
-        raise CheckpointError(
-            f"'{where}': config.json: model_type expected a name such as 'bert', found "
-            f"{shown(model_type)}"
-        )
+        raise unexpected(where, "config.json: model_type", "a name such as 'bert'", model_type)
     if model_type is not None:
         named = [f for f in families().values() if model_type in f.model_types]
         if not named:
-            known = sorted({t for f in families().values() for t in f.model_types})
-            raise CheckpointError(
-                f"'{where}': config.json: model_type expected one of {', '.join(known)}, found "
-                f"{shown(model_type)}"
-            )
+            known = ", ".join(sorted({t for f in families().values() for t in f.model_types}))
+            raise unexpected(where, "config.json: model_type", f"one of {known}", model_type)
         return named[0] if len(named) == 1 else _by_names(named, infos, config, where)
     if isinstance(architecture, str):
         named = [

@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from transformer_nfn.checkpoints.families.expressions import MissingFieldError, evaluate, shown
+from transformer_nfn.checkpoints.families.expressions import (
+    MissingFieldError,
+    evaluate,
+    unexpected,
+)
 from transformer_nfn.checkpoints.families.family import DATA_FILE, Family, Line
 from transformer_nfn.errors import CheckpointError, SpaceError
 from transformer_nfn.io.layout import PLUS
@@ -86,10 +90,8 @@ class SizeSolver:
                             f"'{self._where}': config: size {name}: {error}"
                         ) from None
                     if type(value) is not int or not 0 < value < LARGEST:
-                        raise CheckpointError(
-                            f"'{self._where}': config: size {name} ({text}) expected a whole "
-                            f"number above 0, found {shown(value)}"
-                        )
+                        what = f"config: size {name} ({text})"
+                        raise unexpected(self._where, what, "a whole number above 0", value)
                     self.sizes[name] = value
 
     def _solve(self, line: Line, shape: tuple[int, ...]) -> None:

@@ -71,16 +71,11 @@ def match_attention(
     tables = [None if prefix else side.bias_table() for side in (block.a, block.b)]
     queries, groups = match_heads(config, sketches, tables, order)
     if tables[0] is not None and tables[1] is not None:
-        moved, other = tables[0].value[:, queries], tables[1].value
-        error = tables[0].error[:, queries] + tables[1].error
-        residual = (moved - other).square()
-        squares = Squares(residual.sum(0), error.sum(0), other.square().sum(0))
-        block.add("bias_table", squares, len(other))
+        table = Piece(tables[0].value[:, queries], tables[0].error[:, queries])
+        block.add("bias_table", Squares.between(table, tables[1], 0), len(table.value))
     contact = [None if prefix else side.contact() for side in (block.a, block.b)]
     if contact[0] is not None and contact[1] is not None:
-        moved, error = contact[0].value[queries], contact[0].error[queries] + contact[1].error
-        residual = (moved - contact[1].value).square()
-        block.add("contact", Squares(residual, error, contact[1].value.square()), 1)
+        block.add("contact", Squares.between(contact[0][queries], contact[1]), 1)
     G = _queries_and_keys(block, prefix, config, queries, groups)
     duplicate = has_duplicate(sketches[1].QK)
     H = _values_and_outputs(block, prefix, config, (queries, groups), duplicate)
@@ -125,7 +120,7 @@ def _queries_and_keys(
         A[f"W_{p}"] = Piece(stream.columns(W.value[order]), W.error[order])
         for name in (f"b_{p}", f"{p.lower()}_norm.g"):
             if name in A and A[name].value.ndim == 2:
-                A[name] = Piece(A[name].value[order], A[name].error[order])
+                A[name] = A[name][order]
     a, b = ({name: side[name].value for name in ("W_Q", "W_K")} for side in (A, B))
     for bias, weight in (("b_Q", "W_Q"), ("b_K", "W_K")):
         if bias in A:
@@ -166,10 +161,9 @@ def _queries_and_keys(
         block.rebased(f"{prefix}{name}", values, noise_of, matrix, partners)
     if config.qk_norm:
         for name in GAINS:
-            moved, gain = reorder_gains(A[name].value, gain_order), B[name].value
-            parts = (moved - gain).square(), A[name].error + B[name].error, gain.square()
-            squares = Squares(*(torch.atleast_2d(x).sum(-1) for x in parts))
-            block.add(f"{prefix}{name}", squares, config.d_k, sites=gain.ndim > 1)
+            moved = Piece(reorder_gains(A[name].value, gain_order), A[name].error)
+            squares = Squares.between(moved, B[name], -1)
+            block.add(f"{prefix}{name}", squares, config.d_k, sites=moved.value.ndim > 1)
     return G
 
 

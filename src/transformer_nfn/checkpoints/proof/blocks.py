@@ -133,19 +133,15 @@ def _match_experts(block: BlockChecks, sketches: list[list[NeuronSketch]]) -> Te
     of each other (an upcycled model) the router does.
     """
     (R, p), (S, q) = block.a.router(), block.b.router()
-    routers = [block.streams.middle.columns(R.value).mT, S.value.mT]
+    routers = Piece(block.streams.middle.columns(R.value).mT, R.error), Piece(S.value.mT, S.error)
     sums = [torch.stack([n.read.double().sum(0) for n in side]) for side in sketches]
     similarity = torch.zeros(len(sums[0]), len(sums[0]), dtype=torch.float64)
-    for x, y in (routers, sums):
+    for x, y in ((routers[0].value, routers[1].value), sums):
         x, y = (z / z.norm(dim=1, keepdim=True).clamp_min(1e-300) for z in (x, y))
         similarity += (y @ x.mT).double()
     order = assign(similarity)
-    moved, other = routers[0][order], routers[1]
-    squares = Squares(
-        (moved - other).square().sum(1), R.error[order] + S.error, other.square().sum(1)
-    )
-    block.add("router", squares, moved.shape[1])
-    _check_bias(block, "router bias", (p, q), order, torch.ones(len(order), dtype=moved.dtype))
+    block.add("router", Squares.between(routers[0][order], routers[1], 1), len(R.value))
+    _check_bias(block, "router bias", (p, q), order, torch.ones(len(order), dtype=R.value.dtype))
     return order
 
 
@@ -192,22 +188,17 @@ def _match_neurons(
     # The input of a neuron matters if it has an output, and the output if it has an input.
     unique = ~has_duplicate(sketches[1].read)
     used = torch.where(unique & (V_B.value.square().sum(1) > V_B.error), torch.inf, 0.0)
-    residual = (read.value * s - V_A.value).square().sum(0)
-    squares = Squares(residual, s.square() * read.error + V_A.error, size)
+    squares = Squares.between(Piece(read.value * s, s.square() * read.error), V_A, 0)
     block.add(f"{named}W_A", squares, width, observable=used)
     inputs = size if c_A is None else size + c_A.value.square()
     used = torch.where(unique & (inputs > V_A.error), torch.inf, 0.0)
-    residual = (write.value - s.unsqueeze(-1) * V_B.value).square().sum(1)
-    error = write.error + s.square() * V_B.error
-    squares = Squares(residual, error, write.value.square().sum(1))
+    squares = Squares.between(Piece(s.unsqueeze(-1) * V_B.value, s.square() * V_B.error), write, 1)
     block.add(f"{named}W_B", squares, width, observable=used)
     _check_bias(block, f"{named}b_A", (b_A, c_A), order, s)
     if mlp.gated:
         (W_G, b_G), (V_G, c_G) = (side.reader(f"{p}W_G") for side, p in sides)
-        gate = block.streams.middle.columns(W_G.value)[:, order]
-        residual = (gate - V_G.value).square().sum(0)
-        squares = Squares(residual, W_G.error[order] + V_G.error, V_G.value.square().sum(0))
-        block.add(f"{named}W_G", squares, width)
+        gate = Piece(block.streams.middle.columns(W_G.value)[:, order], W_G.error[order])
+        block.add(f"{named}W_G", Squares.between(gate, V_G, 0), width)
         _check_bias(block, f"{named}b_G", (b_G, c_G), order, torch.ones_like(s))
     return order, scales
 
@@ -246,10 +237,8 @@ def _check_bias(
     if pair is None:
         return
     a, b = pair
-    moved = s * a.value[order]
-    size = torch.maximum(moved.square(), b.value.square())
-    error = s.square() * a.error[order] + b.error
-    block.add(name, Squares((moved - b.value).square(), error, size), 1)
+    moved = Piece(s * a.value[order], s.square() * a.error[order])
+    block.add(name, Squares.between(moved, b, larger=True), 1)
 
 
 def neuron_features(n: NeuronSketch, *, gated: bool, scaled: bool) -> Tensor:

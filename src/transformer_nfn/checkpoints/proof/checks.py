@@ -106,6 +106,24 @@ class Squares:
     size: Tensor
 
     @staticmethod
+    def between(moved: Piece, other: Piece, *dims: int, larger: bool = False) -> Squares:
+        """Of a tensor that was moved, and the one it should be, summed over some axes.
+
+        Args:
+            moved: of the first model; its error is that of each site, or of each entry.
+            other: of the second model, likewise.
+            larger: the size is that of the larger of the two, not of ``other``.
+        """
+        squares = [(moved.value - other.value).square(), other.value.square()]
+        squares += [moved.value.square()] if larger else []
+        error = moved.error + other.error
+        if dims:
+            error = error.sum(dims) if error.ndim == moved.value.ndim else error
+            squares = [x.sum(dims) for x in squares]
+        residual, *sizes = squares
+        return Squares(residual, error, torch.maximum(*sizes) if larger else sizes[0])
+
+    @staticmethod
     def join(parts: Sequence[Squares]) -> Squares:
         """The sites of several portions, one after the other."""
         fields = ("residual", "error", "size")
@@ -203,10 +221,8 @@ class BlockChecks:
         if pair is None:
             return
         a, b = pair
-        moved = stream(a.value, gain=gain)
-        size = torch.maximum(moved.square().sum(), b.value.square().sum())
-        residual = (moved - b.value).square().sum()
-        self.add(name, Squares(residual, a.error + b.error, size), 1, sites=False)
+        moved = Piece(stream(a.value, gain=gain), a.error)
+        self.add(name, Squares.between(moved, b, 0, larger=True), 1, sites=False)
 
     def rebased(
         self,

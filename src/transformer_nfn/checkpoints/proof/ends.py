@@ -7,7 +7,7 @@ one take the shift that fits them best, and the last one has to make up for all 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -166,11 +166,9 @@ def check_ends(
         yield from _check_table(final, other_final, stream)
     others = B.vectors()
     for name, piece in A.vectors().items():
-        moved = stream(piece.value, gain=name.endswith(".g"))
-        if (other := others.get(name)) is None:
-            continue
-        residual, size = (moved - other.value).square().sum(), other.value.square().sum()
-        yield check(name, Squares(residual, piece.error + other.error, size), 1, sites=False)
+        if (other := others.get(name)) is not None:
+            moved = Piece(stream(piece.value, gain=name.endswith(".g")), piece.error)
+            yield check(name, Squares.between(moved, other, 0), 1, sites=False)
     if {"head", "extra.mlm"} <= outputs.common:
         yield from _check_masked_head(A, B, stream)
     yield from _check_kept(A, B)
@@ -190,17 +188,15 @@ def _check_table(
     for start, stop in common_pieces(a, b):
         x, y = a.rows(start, stop), b.rows(start, stop)
         moved = stream(x.value) if order is None else x.value[:, order]
-        error = x.error + y.error
-        if shift is not None:
-            moved, error = moved + shift.value, error + shift.error
         entries = moved.shape[1]
-        residual = (moved - y.value).square().sum(1)
-        rows.append(Squares(residual, error, y.value.square().sum(1)))
+        if shift is None:
+            rows.append(Squares.between(Piece(moved, x.error), y, 1))
+        else:
+            squares = Squares.between(Piece(moved + shift.value, x.error), y, 1)
+            rows.append(replace(squares, error=squares.error + shift.error))
         pair = filled(a.biases(start, stop), b.biases(start, stop))
         if pair is not None:
-            p, q = pair
-            size = torch.maximum(p.value.square(), q.value.square())
-            biases.append(Squares((p.value - q.value).square(), p.error + q.error, size))
+            biases.append(Squares.between(*pair, larger=True))
     yield check(a.name, Squares.join(rows), entries)
     if biases:
         name = "head_bias" if a.name == "head" else f"{a.name}.b"
@@ -217,11 +213,9 @@ def _check_masked_head(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Ch
     order = match_rows(
         torch.cat([V.value, d.value.unsqueeze(0)]).mT, torch.cat([moved, c.value.unsqueeze(0)]).mT
     ).index
-    residual = (moved[:, order] - V.value).square().sum(0)
-    squares = Squares(residual, W.error[order] + V.error, V.value.square().sum(0))
+    squares = Squares.between(Piece(moved[:, order], W.error[order]), V, 0)
     yield check("extra.mlm.W", squares, len(moved))
-    residual = (c.value[order] - d.value).square()
-    yield check("extra.mlm.b", Squares(residual, c.error[order] + d.error, d.value.square()), 1)
+    yield check("extra.mlm.b", Squares.between(c[order], d), 1)
     yield from _check_table(table, other, stream, order=order)
 
 
@@ -232,8 +226,8 @@ def _check_kept(A: Reduced, B: Reduced) -> Iterator[Check]:
         if not name.startswith(KEPT) or name in moved or A.names[name] != B.names.get(name):
             continue
         x, y = (m.model[name].to(m.dtype) for m in (A, B))
-        error = A.unit * x.square() + B.unit * y.square()
-        yield check(name, Squares((x - y).square(), error, y.square()), 1)
+        pieces = Piece(x, A.unit * x.square()), Piece(y, B.unit * y.square())
+        yield check(name, Squares.between(*pieces), 1)
 
 
 def check_added(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Check]:
@@ -263,7 +257,7 @@ def check_added(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Check]:
             perturbed[k] = w * (1 + A.unit**0.5 * relative)
         perturbed |= symmetry.act(site, perturbed, g)
         for k, name in names.items():
-            error = (perturbed[k] - moved[k]).square() + noise[k]
-            residual, size = (moved[k] - b[k]).square(), b[k].square()
-            squares = Squares(residual.sum(), error.sum(), size.sum())
+            error = (perturbed[k] - moved[k]).square()
+            axes = range(b[k].ndim)
+            squares = Squares.between(Piece(moved[k], error), Piece(b[k], noise[k]), *axes)
             yield check(name, squares, b[k].numel())

@@ -21,7 +21,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
     noise,
 )
 from transformer_nfn.functional.description import Attention, Transformer, axes_of
-from transformer_nfn.spaces.actions import ComplexScale, Drawing, Linear, Permutation, Size
+from transformer_nfn.spaces.actions import ComplexScale, Drawing, Permutation, Size
 from transformer_nfn.spaces.actions.matrix import orthogonal
 from transformer_nfn.spaces.actions.permutation import assign_in_groups
 from transformer_nfn.spaces.actions.solvers import (
@@ -137,20 +137,6 @@ class HeadPermutation(Symmetry[HeadOrder]):
         """The order with the largest similarity."""
         return HeadOrder(*assign_in_groups(similarity, site.detail.groups))
 
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """Groups, and heads within each, by the size of `Q Kᵀ` and `V O`."""
-        config: Attention = site.detail
-        sizes = torch.zeros(config.heads, dtype=torch.float64)
-        for prefix in [name.removesuffix("W_Q") for name in weights if name.endswith("W_Q")]:
-            W = {part: weights[f"{prefix}W_{part}"] for part in "QKVO"}
-            for left, right in ((W["Q"], W["K"]), (W["O"].mT, W["V"])):
-                sizes += product_inner(left, left, right, right).diagonal()
-        grouped = sizes.unflatten(0, (config.groups, -1))
-        groups = grouped.sum(1).argsort(descending=True)
-        within = grouped[groups].argsort(1, descending=True)
-        queries = groups.unsqueeze(1) * grouped.shape[1] + within
-        return self.act(site, weights, HeadOrder(queries.flatten(), groups))
-
 
 class QueryKeyBasis(Symmetry[Tensor]):
     """``Q → Q G`` and ``K → K G⁻ᵀ`` in every group, ``G [g, d_k, d_k]``.
@@ -222,18 +208,6 @@ class QueryKeyBasis(Symmetry[Tensor]):
                 G[:, cut, cut] = least_squares_matrix(plain, dual, weights)
         return G
 
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """Queries and keys balanced: equal Gram matrices, singular values in order."""
-        config: Attention = site.detail
-        (Q, _), (K, _) = query_key_rows(config, weights, weights)
-        cut = config.rotary
-        halves = HALVES.balance(Q[..., :cut], K[..., :cut])
-        rest = Linear().balance(Q[..., cut:], K[..., cut:])
-        out: Weights = {}
-        for part, rows in zip("QK", zip(halves, rest, strict=True), strict=True):
-            out |= _split_bias(weights, part, torch.cat(rows, -1))
-        return out
-
 
 class ValueOutputBasis(Symmetry[Tensor]):
     """``V → V G`` and ``O → G⁻¹ O`` in every group, ``G [g, d_v, d_v]`` invertible.
@@ -275,15 +249,6 @@ class ValueOutputBasis(Symmetry[Tensor]):
         if noise is None:
             return nearest_matrix(plain, dual)
         return least_squares_matrix(plain, dual, _weights(noise, "W_V", "W_O"))
-
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """Values and outputs balanced: equal Gram matrices, singular values in order."""
-        groups = site.detail.groups
-        W_O = weights["W_O"]
-        values, outputs = Linear().balance(
-            grouped(_with_bias(weights, "V"), groups), grouped(W_O.mT, groups)
-        )
-        return _split_bias(weights, "V", values) | {"W_O": outputs.reshape(W_O.mT.shape).mT}
 
 
 class KeyBias(Additive[Tensor]):
@@ -469,15 +434,6 @@ def _with_bias(weights: Tensors, part: str) -> Tensor:
     """A matrix with its bias as one more row."""
     W, b = weights[f"W_{part}"], weights.get(f"b_{part}")
     return W if b is None else torch.cat([W, b.unsqueeze(-2)], -2)
-
-
-def _split_bias(weights: Tensors, part: str, rows: Tensor) -> Weights:
-    """Undoes `_with_bias` and `grouped`."""
-    W, b = weights[f"W_{part}"], weights.get(f"b_{part}")
-    rows = rows.reshape(len(W), -1, W.shape[-1]).to(W)
-    if b is None:
-        return {f"W_{part}": rows}
-    return {f"W_{part}": rows[:, :-1], f"b_{part}": rows[:, -1]}
 
 
 def query_key_rows(config: Attention, a: Tensors, b: Tensors) -> list[Pair]:

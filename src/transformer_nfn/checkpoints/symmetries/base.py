@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import KEPT, Block, Stack, Transformer
 from transformer_nfn.spaces.actions import Drawing, Size
 from transformer_nfn.spaces.actions.matrix import geometric
@@ -193,9 +194,12 @@ class Symmetry(ABC, Generic[Element]):
                 minimises the distance between two different networks.
         """
 
-    @abstractmethod
     def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """The tensors that change when the network is brought to a representative of its orbit."""
+        """The tensors that change when the network is brought to a representative of its orbit.
+
+        Symmetries that are fitted between two networks, such as orders and bases, have none.
+        """
+        raise SpaceError(f"the symmetry '{self.name}' has no method `reduce`: expected one")
 
     def label(self, site: Site) -> str:
         """Name in tables, at one site."""

@@ -92,14 +92,6 @@ class ExpertPermutation(Symmetry[Tensor]):
             name = "W_G" if mlp.gated else "W_A"
             yield torch.stack([weights[f"{p}{name}"].double().sum(1) for p in mlp.prefixes])
 
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """Experts by size."""
-        sizes = weights[ROUTER].double().square().sum(0)
-        for e, prefix in enumerate(site.detail.prefixes):
-            own = [w for name, w in weights.items() if name.startswith(prefix)]
-            sizes[e] += sum(w.double().square().sum() for w in own)
-        return self.act(site, weights, sizes.argsort(descending=True, stable=True))
-
 
 class RouterShift(Additive[Tensor]):
     """``router → router + v 1ᵀ``, ``v [D]``: it adds one number to the scores of all experts.

@@ -123,14 +123,6 @@ class NeuronPermutation(Symmetry[Tensor]):
         even = (sizes[0] * sizes[1]).sqrt()
         return read * (even / sizes[0]), write * (even / sizes[1])
 
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """Neurons by size of what they read and write."""
-        read, write = self._features(site, weights)
-        sizes = read.double().square().sum(1) + write.double().square().sum(1)
-        if "W_G" in site.names:
-            sizes = sizes + weights["W_G"].double().square().sum(0)
-        return self.act(site, weights, sizes.argsort(descending=True, stable=True))
-
 
 class NeuronScale(Symmetry[Tensor]):
     """``W_A → W_A diag(s)``, ``s [f]``, undone in ``W_B``.
@@ -177,11 +169,3 @@ class NeuronScale(Symmetry[Tensor]):
     def _read(self, weights: Tensors) -> Tensor:
         rows = [weights["W_A"]] + ([weights["b_A"].unsqueeze(0)] if "b_A" in weights else [])
         return torch.cat(rows) if len(rows) > 1 else rows[0]
-
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """Reading and writing of one size; where signs are free, the largest weight positive."""
-        action = PositiveScale() if site.detail == "positive" else Scale()
-        read = self._read(weights)
-        balanced, _ = action.balance(read, weights["W_B"].mT)
-        scales = (balanced * read).sum(0) / read.square().sum(0).clamp_min(1e-300)
-        return self.act(site, weights, torch.where(scales == 0, 1.0, scales))

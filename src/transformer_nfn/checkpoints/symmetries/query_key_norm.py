@@ -55,7 +55,6 @@ from transformer_nfn.checkpoints.symmetries.base import (
 from transformer_nfn.functional.description import Attention, Transformer
 from transformer_nfn.spaces.actions import Drawing, Size
 from transformer_nfn.spaces.actions.base import LOG10_2
-from transformer_nfn.spaces.actions.matrix import column_signs
 from transformer_nfn.spaces.actions.solvers import (
     Pair,
     nearest_quarter_turns,
@@ -105,12 +104,6 @@ class QueryKeySigns(QueryKeyNormSymmetry[Tensor]):
         rows = [torch.cat(z, -2) for z in zip(*query_key_rows(config, a, b), strict=True)]
         x, y = (_paired(z, config) for z in rows)
         return _spread(signs((x * y).sum(-2)), config)
-
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """The largest weight of the queries of each pair positive."""
-        config: Attention = site.detail
-        (Q, _), _ = query_key_rows(config, weights, weights)
-        return self.act(site, weights, _spread(column_signs(_paired(Q, config))[:, 0], config))
 
 
 class QueryKeyGains(QueryKeyNormSymmetry[Tensor]):
@@ -198,18 +191,6 @@ class QuarterTurns(QueryKeyNormSymmetry[Tensor]):
         )
         free = torch.zeros(config.gain_groups, config.rotary // 2, dtype=torch.bool)
         return nearest_quarter_turns(Q, K, free)[1]
-
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """The larger gain of a pair first; then signs as in `QueryKeySigns`, alike in all heads
-        that turn together."""
-        config: Attention = site.detail
-        half, groups = config.rotary // 2, config.gain_groups
-        q, k = (by_group(weights[name], groups) for name in GAINS)
-        size = (q * k).abs().sum(-2)
-        turned = dict(weights) | self.act(site, weights, size[:, :half] < size[:, half : 2 * half])
-        rows = turned["W_Q"].reshape(groups, -1, config.d_k)
-        sign = _spread(column_signs(_paired(rows, config))[:, 0], config)
-        return turned | QueryKeySigns().act(site, turned, sign)
 
 
 class QueryKeyNormSigns(QueryKeyNormSymmetry[Pair]):

@@ -24,8 +24,7 @@ from transformer_nfn.functional.transformer import fetch
 from transformer_nfn.spaces.actions import Drawing, Orthogonal, Permutation, Sign, Size
 from transformer_nfn.spaces.actions.matrix import orthogonal
 from transformer_nfn.spaces.actions.permutation import assign_signed
-from transformer_nfn.spaces.actions.solvers import polar, polar_fixing_ones, signs
-from transformer_nfn.symmetry.enlarged import hyperplane
+from transformer_nfn.spaces.actions.solvers import polar, polar_fixing_ones
 
 
 @dataclass(frozen=True)
@@ -231,33 +230,6 @@ class StreamBasis(Symmetry[StreamMap]):
             if not name.startswith("extra.mlm"):  # they turn on both sides, see `StreamMap`
                 cross.add(name, w, folded[1][name])
         return cross.solve(site.detail.group)
-
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """Principal axes of all tensors, or coordinates by falling size; sums of cubes positive."""
-        D, group = site.model.width, site.detail.group
-        folded = self.act(site, weights, StreamMap.identity(group, D))
-        used = {name: w for name, w in folded.items() if not name.startswith("extra.mlm")}
-        squares = Cross(D)
-        for name, w in used.items():
-            squares.add(name, w, w)
-        if group.startswith("orthogonal"):
-            plane = torch.eye(D).double() if group == "orthogonal" else hyperplane(D)
-            axes = plane @ torch.linalg.eigh(plane.mT @ squares.vectors @ plane).eigenvectors
-        else:
-            order = (squares.vectors + squares.gains).diagonal().argsort(descending=True)
-            axes = torch.eye(D).double()[:, order]
-        cubes = torch.zeros(axes.shape[1], dtype=torch.float64)
-        for name, w in used.items():
-            if "D" in axes_of(name) and not name.endswith(".g"):
-                rows = w.movedim(axes_of(name).index("D"), -1).reshape(-1, D).double()
-                cubes += (rows @ axes).pow(3).sum(0)
-        positive = signs(cubes.sum().expand(D) if group == "permutation and sign" else cubes)
-        if not group.startswith("orthogonal"):
-            return self.act(site, weights, StreamMap(order, positive))
-        T = axes * positive
-        return self.act(
-            site, weights, StreamMap(matrix=T if group == "orthogonal" else T @ plane.mT + 1 / D)
-        )
 
 
 def allowed(site: Site, *sources: Source, least: float = TINY) -> Site:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -182,6 +182,8 @@ class WholeCheckpoint(WholeNetwork):
         self, network: Mapping[str, Any], positions: Tensor | None = None
     ) -> dict[str, Any]:
         """The networks with their invariants in single precision."""
+        if INVARIANTS in network:
+            return dict(network)
         return {**network, INVARIANTS: network[FEATURES][:, : len(self.mean)].float()}
 
     def outputs(
@@ -283,20 +285,13 @@ class WholeCheckpoint(WholeNetwork):
     def _readers(self) -> list[Reader]:
         return [m for m in (self.output_head, self.invariant_head) if m is not None]
 
-    def _features(
-        self, network: Mapping[str, Any], positions: Tensor | None
-    ) -> Iterator[tuple[nn.Module, Tensor]]:
-        if self.output_head is not None:
-            x = (network[OUTPUTS] - self.out_mean) * self.out_scale
-            yield self.output_head, bounded(x, FARTHEST)
-        if self.invariant_head is not None:
-            x = (network[INVARIANTS] - self.mean) * self.scale
-            yield self.invariant_head, bounded(x, FARTHEST)
+    def _output_inputs(self, outputs: Tensor) -> Tensor:
+        return bounded((outputs - self.out_mean) * self.out_scale, FARTHEST)
 
     def _with_outputs(
         self, network: Mapping[str, Any], positions: Tensor | None
     ) -> Mapping[str, Any]:
-        network = network if INVARIANTS in network else self.prepared(network)
+        network = self.prepared(network)
         if self.probes is None or OUTPUTS in network:
             return network
         probes = self.probes()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
-from transformer_nfn.functional import sinusoids
+from transformer_nfn.functional import sinusoids, small_transformer
 from transformer_nfn.models.network import in_batches, network_of
 from transformer_nfn.models.predictor import OUTPUTS as READS_OUTPUTS
 from transformer_nfn.models.predictor import Networks, predictor
@@ -260,10 +260,14 @@ class WholeNetwork(TaskReader):
     ) -> Iterator[tuple[nn.Module, Tensor]]:
         """Each head and its inputs, for networks with output features."""
         if self.output_head is not None:
-            yield self.output_head, network[OUTPUTS]
+            yield self.output_head, self._output_inputs(network[OUTPUTS])
         if self.invariant_head is not None:
             x = self.prepared(network, positions)[INVARIANTS]
             yield self.invariant_head, bounded((x - self.mean) * self.scale, FARTHEST)
+
+    def _output_inputs(self, outputs: Tensor) -> Tensor:
+        """What the head on outputs reads."""
+        return outputs
 
     def _with_outputs(
         self, network: Mapping[str, Any], positions: Tensor | None
@@ -310,14 +314,7 @@ def head(width: int, hidden: int) -> nn.Sequential:
 def count_invariants(images: bool) -> int:
     """Number of `whole_invariants`, counted on the smallest network."""
     D, tokens = 4, 2
-    named = {
-        "classifier.W_1": (D, D), "classifier.b_1": (D,),
-        "classifier.W_2": (D, 2), "classifier.b_2": (2,),
-        "blocks.0.W_Q": (1, D, D), "blocks.0.W_K": (1, D, D), "blocks.0.W_V": (1, D, D),
-        "blocks.0.W_O": (1, D, D), "blocks.0.W_A": (D, D), "blocks.0.b_A": (D,),
-        "blocks.0.W_B": (D, D), "blocks.0.b_B": (D,),
-    }  # fmt: skip
-    if images:
-        named |= {"embedding.W": (3, D), "embedding.b": (D,)}
-    made = {name: torch.ones(1, *shape) for name, shape in named.items()}
+    patch = 4 if images else 0
+    space = small_transformer(tokens, 2, patch, d_model=D, heads=1, d_ff=D, blocks=1).space
+    made = {name: torch.ones(1, *shape) for name, shape in space.shapes.items()}
     return whole_invariants(network_of(made), sinusoids(tokens, D)).shape[1]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from transformer_nfn.models.cuda_graphs import GraphSteps
+from transformer_nfn.models.cuda_graphs import GraphSteps, set_rate
 from transformer_nfn.models.network import map_network
 from transformer_nfn.models.predictor import Networks
 
@@ -91,12 +91,7 @@ def find_probes(
 
     run = GraphSteps(optimiser) if on_gpu else None
     for number, (size, rows) in enumerate(draws):
-        rate = RATE * 0.5 * (1 + math.cos(math.pi * number / steps))
-        for group in optimiser.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+        set_rate(optimiser, RATE * 0.5 * (1 + math.cos(math.pi * number / steps)))
         update = partial(step, size)
         update(rows) if run is None else run(update, rows, of=size)
 

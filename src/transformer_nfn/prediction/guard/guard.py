@@ -20,8 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_nfn.errors import CheckpointError
-from transformer_nfn.io.tensor_files import read_tensors, write_tensors
+from transformer_nfn.io.tensor_files import write_tensors
 from transformer_nfn.models.coupling import coupling_features
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard.estimators import (
@@ -34,7 +33,7 @@ from transformer_nfn.prediction.guard.estimators import (
     unflatten,
 )
 from transformer_nfn.prediction.guard.responses import COUNT, input_shape, responses
-from transformer_nfn.prediction.runs import GUARD_FILE, RunError
+from transformer_nfn.prediction.runs import GUARD_FILE, RunError, read_state
 from transformer_nfn.zoo import NetworkSizes
 
 SCORES = 3
@@ -202,11 +201,10 @@ class Guard:
         path = folder / GUARD_FILE
         if not path.is_file():
             return None
-        try:
-            tensors = read_tensors(path)[0]
-        except CheckpointError as error:
-            raise RunError(f"'{path}' is not readable: {error}") from error
-        _check_tensors(tensors, str(path))
+        tensors, _ = read_state(path, _expected_shapes, "float64")
+        for name in ("width", "gap_std.values"):
+            if not bool((tensors[name] > 0).all()):
+                raise RunError(f"'{path}': '{name}' expected numbers above 0")
         return unflatten(Guard, tensors)
 
 
@@ -239,16 +237,3 @@ def _expected_shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
         "width": (SCORES,),
         **dict.fromkeys(scalars, ()),
     }
-
-
-def _check_tensors(tensors: dict[str, Tensor], where: str) -> None:
-    for name, shape in _expected_shapes(tensors).items():
-        tensor = tensors.get(name)
-        if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != torch.float64:
-            shown = None if tensor is None else f"{list(tensor.shape)} in {tensor.dtype}"
-            raise RunError(f"'{where}': '{name}' expected {list(shape)} in float64, found {shown}")
-        if not bool(tensor.isfinite().all()):
-            raise RunError(f"'{where}': '{name}' holds values that are not finite")
-    for name in ("width", "gap_std.values"):
-        if not bool((tensors[name] > 0).all()):
-            raise RunError(f"'{where}': '{name}' expected numbers above 0")

@@ -22,16 +22,15 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model, read_model
-from transformer_nfn.errors import CheckpointError
 from transformer_nfn.io.checkpoint import Checkpoint
-from transformer_nfn.io.tensor_files import InMemory, read_tensors, write_tensors
+from transformer_nfn.io.tensor_files import InMemory, write_tensors
 from transformer_nfn.models.invariants import FEATURES
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard.estimators import HealthyDistance, flatten, unflatten
 from transformer_nfn.prediction.metrics import highest_quantile
 from transformer_nfn.prediction.own_networks import model_features
 from transformer_nfn.prediction.recipe_shift import recipe_labels, target_thirds
-from transformer_nfn.prediction.runs import OWN_GUARD_FILE, RunError
+from transformer_nfn.prediction.runs import OWN_GUARD_FILE, RunError, read_state
 from transformer_nfn.prediction.training_set import TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import random_folds
 from transformer_nfn.zoo import ModelZoo
@@ -126,23 +125,19 @@ class OwnGuard:
         path = folder / OWN_GUARD_FILE
         if not path.is_file():
             return None
-        try:
-            guard = unflatten(OwnGuard, read_tensors(path)[0])
-        except (CheckpointError, KeyError) as error:
-            raise RunError(f"'{path}' is not readable: {error}") from error
-        count = guard.healthy.frame.mean.numel()
-        vector, matrix = (count,), (count, count)
-        for name, tensor in flatten(guard).items():
-            part = name.rpartition(".")[2]
-            shape = matrix if part == "inverse" else vector if part in ("mean", "scale") else ()
-            if tuple(tensor.shape) != shape or not bool(tensor.isfinite().all()):
-                raise RunError(
-                    f"'{path}': '{name}' expected finite numbers of shape {list(shape)}, found "
-                    f"{list(tensor.shape)}"
-                )
+        guard = unflatten(OwnGuard, read_state(path, _expected_shapes, "float64")[0])
         if not float(guard.width) > 0:
             raise RunError(f"'{path}': 'width' expected a number above 0")
         return guard
+
+
+def _expected_shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor; the number of invariants is free."""
+    mean = tensors.get("healthy.frame.mean")
+    count = 0 if mean is None else mean.numel()
+    each = {"frame.mean": (count,), "frame.scale": (count,), "inverse": (count, count)}
+    both = {f"{of}.{name}": each[name] for of in ("healthy", "damaged") for name in each}
+    return {**both, "centre": (), "width": (), "floor": ()}
 
 
 def _score(distances: tuple[HealthyDistance, HealthyDistance], features: Tensor) -> Tensor:

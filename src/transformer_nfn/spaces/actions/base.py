@@ -168,10 +168,6 @@ class Action(ABC):
         """Random elements, matrices in float64."""
 
     @abstractmethod
-    def element_error(self, part: Tensor, max_condition: float | None) -> str | None:
-        """Reason why ``part`` (of the right shape and dtype) is no element; None if it is one."""
-
-    @abstractmethod
     def invert(self, part: Tensor) -> Tensor:
         """The inverse of ``part``."""
 
@@ -264,9 +260,6 @@ class Free(Action):
 
     def draw(self, size: int, sites: Sites, how: Drawing) -> Tensor:
         return self.identity(size, sites, torch.float64, how.device)
-
-    def element_error(self, part: Tensor, max_condition: float | None) -> str | None:
-        return None
 
     def invert(self, part: Tensor) -> Tensor:
         return part

@@ -51,10 +51,6 @@ class MatrixAction(Action):
     def sample_conditioned(self, count: int, size: int, how: Drawing, condition: float) -> Tensor:
         """Random matrices with a prescribed condition number (where the group allows it)."""
 
-    @abstractmethod
-    def membership_error(self, matrix: Tensor) -> str | None:
-        """Reason why an invertible float64 matrix is not in the group; None if it is."""
-
     def identity(self, size: int, sites: Sites, dtype: torch.dtype, device: Device) -> Tensor:
         eye = torch.eye(size, dtype=dtype, device=device)
         return eye.expand(*sites, size, size).contiguous()
@@ -76,26 +72,6 @@ class MatrixAction(Action):
         raise GroupError(
             f"{MAX_DRAWS} draws gave no {size}×{size} matrix of condition at most {limit:g}"
         )
-
-    def element_error(self, part: Tensor, max_condition: float | None) -> str | None:
-        """Matrices must be finite, in the group, and within the condition limit."""
-        wide = part.double()
-        if not bool(torch.isfinite(wide).all()):
-            return "a matrix holds values that are not finite"
-        error = self.membership_error(wide)
-        if error is not None:
-            return error
-        # The zero matrix gives 0/0.
-        condition = torch.linalg.cond(wide).nan_to_num(nan=float("inf"))
-        worst = float(condition.max())
-        at = (condition == condition.max()).nonzero()[0].tolist()
-        if not worst < SINGULAR:
-            return f"the matrix at {at} is singular"
-        if max_condition is not None and worst > max_condition:
-            return (
-                f"the matrix at {at} has condition {worst:.3g}, over the limit {max_condition:g}"
-            )
-        return None
 
     def invert(self, part: Tensor) -> Tensor:
         """``G⁻¹``, computed in float64 whatever the dtype."""
@@ -156,9 +132,6 @@ class Linear(MatrixAction):
         left, right = orthogonal(count, size, how), orthogonal(count, size, how)
         return left * geometric(count, size, how, condition).unsqueeze(-2) @ right
 
-    def membership_error(self, matrix: Tensor) -> str | None:
-        return None
-
     def solve(self, plain: Pair, dual: Pair, unit: float) -> Solution | None:
         """``P_V = P_U G`` and ``D_V = D_U G⁻ᵀ`` at every site, by `exact_matrix`."""
         sites, n = plain[0].shape[:-2], plain[0].shape[-1]
@@ -215,11 +188,6 @@ class Orthogonal(MatrixAction):
 
     def sample_conditioned(self, count: int, size: int, how: Drawing, condition: float) -> Tensor:
         return orthogonal(count, size, how)
-
-    def membership_error(self, matrix: Tensor) -> str | None:
-        eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-        near = torch.allclose(matrix @ matrix.mT, eye.expand_as(matrix), atol=1e-6)
-        return None if near else "the matrix is not orthogonal, as the axis requires"
 
     def invert(self, part: Tensor) -> Tensor:
         return part.mT.contiguous()

@@ -183,11 +183,6 @@ class Permutation(Action):
         noise = torch.rand((*sites, size), generator=how.generator, device=how.device)
         return noise.argsort(-1)
 
-    def element_error(self, part: Tensor, max_condition: float | None) -> str | None:
-        expected = self.identity(part.shape[-1], tuple(part.shape[:-1]), part.dtype, part.device)
-        same = torch.equal(part.sort(-1).values, expected)
-        return None if same else "some row is not a permutation"
-
     def invert(self, part: Tensor) -> Tensor:
         return torch.argsort(part, dim=-1)
 

@@ -47,14 +47,6 @@ class Diagonal(MatrixAction):
         signs = torch.where(noise < 0, -1.0, 1.0)
         return torch.diag_embed(self.nearest(geometric(count, size, how, condition) * signs))
 
-    def membership_error(self, matrix: Tensor) -> str | None:
-        scales = matrix.diagonal(dim1=-2, dim2=-1)
-        if not torch.equal(matrix, torch.diag_embed(scales)):
-            return "the matrix is not diagonal, as the axis requires"
-        if not torch.allclose(scales, self.nearest(scales), rtol=1e-9):
-            return f"the scales are not {self.describe(matrix.shape[-1])}, as the axis requires"
-        return None
-
     def invert(self, part: Tensor) -> Tensor:
         return torch.diag_embed(1 / part.diagonal(dim1=-2, dim2=-1))
 
@@ -240,14 +232,6 @@ class ComplexScale(MatrixAction):
         eye = self.as_complex(torch.eye(n, dtype=z.real.dtype, device=z.device))
         return self.as_real(eye * z.unsqueeze(-2))
 
-    def scales(self, matrix: Tensor) -> Tensor:
-        """The complex scales nearest to a real matrix; exact for one of the group."""
-        both = self.split(self.split(matrix, matrix.ndim - 2), matrix.ndim)
-        blocks = both.diagonal(dim1=-4, dim2=-2)  # [*sites, 2, 2, n/2]
-        real = (blocks[..., 0, 0, :] + blocks[..., 1, 1, :]) / 2
-        imag = (blocks[..., 0, 1, :] - blocks[..., 1, 0, :]) / 2
-        return torch.complex(real, imag)
-
     def sample(self, count: int, size: int, how: Drawing) -> Tensor:
         x = normal((count, size), how)
         return self.matrix(torch.view_as_complex(x.reshape(count, -1, 2)))
@@ -256,13 +240,6 @@ class ComplexScale(MatrixAction):
         size //= 2
         turn = torch.rand((count, size), generator=how.generator, device=how.device).double()
         return self.matrix(torch.polar(geometric(count, size, how, condition), 2 * torch.pi * turn))
-
-    def membership_error(self, matrix: Tensor) -> str | None:
-        if torch.allclose(matrix, self.matrix(self.scales(matrix)), rtol=1e-6, atol=1e-12):
-            return None
-        return (
-            "the matrix is not one complex scale for each pair of entries, as the axis requires"
-        )
 
     def solve(self, plain: Pair, dual: Pair, unit: float) -> Solution | None:
         """By least squares on both; pairs that nothing determines stay as they are."""

@@ -72,11 +72,8 @@ class Checksums:
     def _read(self) -> dict[str, list[str]]:
         if not self.path.exists():
             return {}
-        checksums = read_object(self.path, StoreError)
-        for name, sums in checksums.items():
-            if not isinstance(sums, list) or not all(isinstance(text, str) for text in sums):
-                raise StoreError(f"{self.path}: invalid checksums of '{name}'")
-        return checksums
+        fields = Fields(read_object(self.path, StoreError), str(self.path), StoreError)
+        return {name: fields.each(name, Fields.text) for name in fields.data}
 
     def replace(self, name: str, data: bytes) -> None:
         """Write the file ``name`` and its sum."""
@@ -319,6 +316,19 @@ class Folder:
         }
         return Folder(path, Checksums(path).write_metadata("zoo.json", KIND, network | fields))
 
+    @staticmethod
+    def create_once(
+        path: Path, sizes: NetworkSizes, fields: dict[str, Any], words: WordVectors | None
+    ) -> bool:
+        """As `create`, with word vectors; False if another process created the zoo first."""
+        with claim(path, "create", wait=True):
+            if (path / "zoo.json").exists():
+                return False
+            if words is not None:
+                Checksums(path).replace(VECTORS_FILE, words.to_bytes())
+            Folder.create(path, sizes, fields)
+        return True
+
     def merge(self) -> None:
         """Write ``index.parquet`` from the shards once all are there."""
         with claim(self.path, "index", wait=True):
@@ -351,14 +361,15 @@ class Folder:
                 (self.path / INDEX).unlink(missing_ok=True)
             return index
 
+    def read_shard(self, shard: str) -> Index:
+        """The rows of a shard on disk, and the checksum of its header; reads no weights."""
+        path = self.shard_path(shard)
+        header = read_header(path)
+        rows = [{**row, "shard": shard} for row in header.rows]
+        return Index.from_rows(rows, {shard: header.crc32}, str(path))
+
     def _read_shards(self) -> Index:
-        parts = []
-        for shard in self.finished():
-            path = self.shard_path(shard)
-            header = read_header(path)
-            rows = [{**row, "shard": shard} for row in header.rows]
-            parts.append(Index.from_rows(rows, {shard: header.crc32}, str(path)))
-        index = Index.joined(parts)
+        index = Index.joined([self.read_shard(shard) for shard in self.finished()])
         self._check_runs(index)
         sources = index.columns["source"].tolist()
         if self.metadata["origin"] == "damage" and len(set(sources)) < len(sources):

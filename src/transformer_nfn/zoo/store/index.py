@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from transformer_nfn.errors import needs_extra
 from transformer_nfn.io.files import import_arrow, read_parquet
+from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.zoo.errors import StoreError, ZooError
 
 if TYPE_CHECKING:
@@ -40,7 +43,10 @@ COLUMNS: dict[str, Any] = {
     "source": "",
 }
 """Columns with their default (for crashed runs and imported files), which fixes their type."""
+KINDS: dict[type, str] = {str: "O", bool: "b", int: "iu", float: "f"}
+"""Kinds of arrays that hold each type."""
 
+Rows = Sequence[int] | np.ndarray | Tensor
 CONFIGURATION = ("optimizer", "learning_rate", "l2", "init_std", "dropout", "train_fraction")
 """Columns of a run's training configuration."""
 
@@ -48,6 +54,47 @@ CONFIGURATION = ("optimizer", "learning_rate", "l2", "init_std", "dropout", "tra
 def arrow() -> tuple[Any, Any]:
     """The modules ``pyarrow`` and ``pyarrow.parquet``."""
     return import_arrow(StoreError, "the index of a zoo")
+
+
+class IndexedRows:
+    """What all zoos do with their index.
+
+    Attributes:
+        table: the index as columns (NumPy arrays), one row per network.
+    """
+
+    table: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.table.values())))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The index as a data frame, a line for each network; needs ``pandas``."""
+        return to_frame(self.table)
+
+    def config(self, row: int) -> dict[str, Any]:
+        """The index entry of one row, as plain values."""
+        (row,) = self._rows([row])
+        values = {name: column[row] for name, column in self.table.items()}
+        return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
+
+    def _rows(self, rows: Rows | None) -> np.ndarray:
+        """Numbers of the chosen rows, of all by default; refuses those that are not there."""
+        chosen = np.arange(len(self)) if rows is None else np.asarray(rows)
+        if chosen.dtype == bool:
+            chosen = np.flatnonzero(chosen)
+        chosen = chosen.astype(np.int64).reshape(-1)
+        bad = chosen[(chosen < 0) | (chosen >= len(self))]
+        if len(bad):
+            raise ZooError(f"row {bad[0]} of a zoo with {len(self)} rows")
+        return chosen
+
+    def _at(self, row: int) -> int:
+        """The number of a row that may count from the end, as in a list."""
+        at = operator.index(row)
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"row {at} of a zoo with {len(self)} rows")
+        return at % len(self)
 
 
 def to_frame(columns: Mapping[str, Any]) -> pd.DataFrame:
@@ -150,15 +197,8 @@ def _check_columns(columns: Mapping[str, np.ndarray], where: str) -> None:
     """Check the type of every column and the range of accuracies."""
     for name, default in COLUMNS.items():
         column = columns[name]
-        if isinstance(default, str):
-            valid = all(isinstance(value, str) for value in column.tolist())
-        elif isinstance(default, bool):
-            valid = column.dtype == bool
-        elif isinstance(default, int):
-            valid = np.issubdtype(column.dtype, np.integer)
-        else:
-            valid = np.issubdtype(column.dtype, np.floating)
-        if not valid:
+        valid = column.dtype.kind in KINDS[type(default)]
+        if not valid or (default == "" and not all(isinstance(x, str) for x in column.tolist())):
             raise StoreError(
                 f"{where}: column '{name}' expected values of type {type(default).__name__}, "
                 f"found {column.dtype}"
@@ -171,10 +211,9 @@ def _check_columns(columns: Mapping[str, np.ndarray], where: str) -> None:
 
 def _check_shards(shards: object, columns: Mapping[str, np.ndarray], where: str) -> None:
     """Check the shards' checksums, and that every row lies in a shard that has one."""
-    if not isinstance(shards, dict) or not all(
-        type(crc) is int and 0 <= crc < 2**32 for crc in shards.values()
-    ):
-        raise StoreError(f"{where}: damaged, invalid shard checksums")
-    missing = set(columns["shard"][~columns["crashed"]].tolist()) - set(shards)
+    fields = Fields(shards, where, StoreError, "shards")
+    for shard in fields.data:
+        fields.whole(shard, most=2**32 - 1)
+    missing = set(columns["shard"][~columns["crashed"]].tolist()) - set(fields.data)
     if missing:
         raise StoreError(f"{where}: shard {min(missing)!r} has no checksum")

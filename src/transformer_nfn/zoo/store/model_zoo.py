@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import operator
 import os
 import shutil
 import sys
@@ -38,7 +37,7 @@ from transformer_nfn.zoo.store.folder import (
     claim,
     zoo_kind,
 )
-from transformer_nfn.zoo.store.index import arrow, split_rows, to_frame
+from transformer_nfn.zoo.store.index import IndexedRows, Rows, arrow, split_rows
 from transformer_nfn.zoo.targets import (
     RESERVED,
     Value,
@@ -57,7 +56,7 @@ Source = str | Path | Model | nn.Module | Mapping[str, Tensor]
 """What `ModelZoo.add` takes."""
 
 
-class ModelZoo:
+class ModelZoo(IndexedRows):
     """A zoo of checkpoints of any family that the library reads, each with the user's targets.
 
     Every network is a folder as model hubs lay it out, whose bytes are compared with their
@@ -100,20 +99,16 @@ class ModelZoo:
         """A new zoo in a new or empty folder, or the one of this kind that is there."""
         path = Path(path)
         try:
-            if zoo_kind(path) != MODELS_KIND:
-                check_outside_zoos(path)
-                check_fresh(path)
+            check_outside_zoos(path)
+            check_fresh(path)
         except StoreError:
-            if zoo_kind(path) != MODELS_KIND:  # else another process made it meanwhile
+            if zoo_kind(path) != MODELS_KIND:  # else it is there already
                 raise
         with claim(path, "index", wait=True):
             if zoo_kind(path) != MODELS_KIND:
                 Checksums(path).replace(INDEX, _to_parquet(dict.fromkeys(RESERVED, np.array([]))))
                 Checksums(path).write_metadata("zoo.json", MODELS_KIND, {"origin": "import"})
         return ModelZoo.open(path)
-
-    def __len__(self) -> int:
-        return len(self.table["network"])
 
     def __repr__(self) -> str:
         families = ", ".join(dict.fromkeys(self.table["family"].tolist())) or "none yet"
@@ -125,10 +120,6 @@ class ModelZoo:
         families = Counter(self.table["family"].tolist())
         facts = {"networks": f"{len(self):,}", **families, "targets": ", ".join(self.targets)}
         return to_html(f"ModelZoo {self.path}", facts)
-
-    def to_pandas(self) -> pd.DataFrame:
-        """The index as a data frame, a line for each network; needs ``pandas``."""
-        return to_frame(self.table)
 
     def set_targets(self, frame: pd.DataFrame) -> None:
         """Replace the targets by the columns of a data frame, such as an edited `to_pandas`.
@@ -162,10 +153,7 @@ class ModelZoo:
 
     def __getitem__(self, row: int) -> Model:
         """One network, open: its weights are read on access."""
-        at = operator.index(row)
-        if not -len(self) <= at < len(self):
-            raise IndexError(f"row {at} of a zoo with {len(self)} rows")
-        at %= len(self)
+        at = self._at(row)
         return open_model(self.folder(at), OpenOptions(family=self.table["family"][at]))
 
     def __iter__(self) -> Iterator[Model]:
@@ -194,11 +182,6 @@ class ModelZoo:
             self._verified.add(row)
         return path
 
-    def config(self, row: int) -> dict[str, Any]:
-        """The index entry of one row, as plain values."""
-        values = {name: column[row] for name, column in self.table.items()}
-        return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
-
     def select(self, **values: Value | Sequence[Value]) -> np.ndarray:
         """Numbers of the rows whose columns have these values, ``int64``.
 
@@ -216,7 +199,7 @@ class ModelZoo:
 
     def split(
         self,
-        rows: Sequence[int] | np.ndarray | None = None,
+        rows: Rows | None = None,
         fractions: Sequence[float] = (0.7, 0.15, 0.15),
         seed: int = 0,
         *,
@@ -230,9 +213,7 @@ class ModelZoo:
             seed: of the random split.
             by: a column, such as that of the run: rows with the same value stay in one part.
         """
-        chosen = np.arange(len(self)) if rows is None else np.asarray(rows, dtype=np.int64)
-        if len(bad := chosen[(chosen < 0) | (chosen >= len(self))]):
-            raise ZooError(f"row {bad[0]} of a zoo with {len(self)} rows")
+        chosen = self._rows(rows)
         return split_rows(chosen, self._column(by)[chosen].astype(str), fractions, seed)
 
     def add(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-import operator
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ from transformer_nfn.zoo.store.folder import (
     WordVectors,
     zoo_kind,
 )
-from transformer_nfn.zoo.store.index import COLUMNS, split_rows, to_frame
+from transformer_nfn.zoo.store.index import COLUMNS, IndexedRows, Rows, split_rows, to_frame
 from transformer_nfn.zoo.store.model_zoo import ModelZoo
 from transformer_nfn.zoo.store.shards import ShardReader
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 Item = tuple[Weights, Tensor]
 """The weights of one network, ``[*axes]`` each, and its test accuracy, a scalar."""
-Rows = Sequence[int] | np.ndarray | Tensor
 # An open shard costs a file handle, and systems allow about a thousand.
 OPEN_SHARDS = 256
 # Networks that iterating over a zoo reads at once.
@@ -49,7 +47,7 @@ ITERATED = 64
 FETCH_AHEAD = 4
 
 
-class Zoo:
+class Zoo(IndexedRows):
     """A zoo on disk, as a map-style dataset of networks. Crashed runs have no rows.
 
     Attributes:
@@ -86,9 +84,6 @@ class Zoo:
         """Open a zoo, finished or not, by its folder or asset name; reads no weights."""
         return Zoo(Folder.open(resolve(path, "zoo")))
 
-    def __len__(self) -> int:
-        return len(self.table["run"])
-
     def __repr__(self) -> str:
         runs = len(set(self.table["run"].tolist()))
         state = "" if self.finished else ", not finished"
@@ -111,16 +106,9 @@ class Zoo:
         }
         return to_html(f"Zoo {self.path}", facts)
 
-    def to_pandas(self) -> pd.DataFrame:
-        """The index as a data frame, a line for each network; needs ``pandas``."""
-        return to_frame(self.table)
-
     def __getitem__(self, row: int) -> Item:
         """One network ``[*axes]`` and its test accuracy, as a `DataLoader` takes them."""
-        at = operator.index(row)
-        if not -len(self) <= at < len(self):
-            raise IndexError(f"row {at} of a zoo with {len(self)} rows")
-        return self.__getitems__([at % len(self)])[0]
+        return self.__getitems__([self._at(row)])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Item]:
         """Several rows at once, as a `DataLoader` reads them."""
@@ -227,7 +215,7 @@ class Zoo:
             fractions: the share of the runs in each part; they add up to 1.
             seed: of the random split.
         """
-        chosen = self._rows(np.arange(len(self)) if rows is None else rows)
+        chosen = self._rows(rows)
         return split_rows(chosen, self.table["run"][chosen].astype(str), fractions, seed)
 
     def weights(self, rows: Rows) -> Weights:
@@ -264,7 +252,7 @@ class Zoo:
         self, rows: Rows | None = None, size: int = 16
     ) -> Iterator[tuple[np.ndarray, Weights]]:
         """Row numbers and weights, ``size`` at a time."""
-        chosen = self._rows(np.arange(len(self)) if rows is None else rows)
+        chosen = self._rows(rows)
         parts = [chosen[start : start + size] for start in range(0, len(chosen), size)]
         # While one batch is used, the next ones are prefetched.
         prefetched: deque[list[ShardReader]] = deque()
@@ -288,25 +276,9 @@ class Zoo:
         table = np.frombuffer(base64.b64decode(stored), dtype=np.float32)
         return torch.from_numpy(table.copy()).view(self.sizes.tokens, self.sizes.d_model)
 
-    def config(self, row: int) -> dict[str, Any]:
-        """The index entry of one row, as plain values."""
-        (row,) = self._rows([row])
-        values = {name: column[row] for name, column in self.table.items()}
-        return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
-
     def word_vectors(self) -> WordVectors | None:
         """The word vectors of a text zoo."""
         return self._folder.word_vectors()
-
-    def _rows(self, rows: Rows) -> np.ndarray:
-        chosen = np.asarray(rows)
-        if chosen.dtype == bool:
-            chosen = np.flatnonzero(chosen)
-        chosen = chosen.astype(np.int64).reshape(-1)
-        bad = chosen[(chosen < 0) | (chosen >= len(self))]
-        if len(bad):
-            raise ZooError(f"row {bad[0]} of a zoo with {len(self)} rows")
-        return chosen
 
     def _reader(self, shard: str) -> ShardReader:
         reader = self._readers.get(shard)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH
+from transformer_nfn.known_tasks import HEADS, HIDDEN, WIDTH
 from transformer_nfn.native_code import CompiledSizes, load_for
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.sizes import NetworkSizes
@@ -24,6 +24,7 @@ from transformer_nfn.zoo.training.steps import (
 from transformer_nfn.zoo.training.tasks import Batch, Split, Task
 
 NATIVE = Path(__file__).parent / "native"
+PAPER_SIZES = CompiledSizes()
 FUSED_WIDTHS = (16, 32, 48, 64)
 PATHS = ("auto", "native", "torch", "compiled", "fused", "on-chip")
 SAMPLES_AT_ONCE = 1024
@@ -33,11 +34,8 @@ NO_MEMORY = "the native step could not allocate its scratch memory"
 
 
 @functools.cache
-def library(
-    width: int = WIDTH, heads: int = HEADS, neurons: int = HIDDEN, blocks: int = BLOCKS
-) -> tuple[ctypes.CDLL | None, str]:
+def library(sizes: CompiledSizes = PAPER_SIZES) -> tuple[ctypes.CDLL | None, str]:
     """The C step compiled for these sizes, or None and the reason."""
-    sizes = CompiledSizes(width, heads, neurons, blocks)
     return load_for(sizes, [NATIVE / "step.c", NATIVE / "pass.h"], "step", _declare)
 
 
@@ -71,7 +69,7 @@ def why_not(sizes: NetworkSizes | None, device: str, precision: str = "float32")
 
 
 def _library(sizes: NetworkSizes) -> tuple[ctypes.CDLL | None, str]:
-    return library(sizes.d_model, sizes.heads, sizes.d_ff, sizes.blocks)
+    return library(CompiledSizes(sizes.d_model, sizes.heads, sizes.d_ff, sizes.blocks))
 
 
 class NativeRunner:
@@ -177,14 +175,11 @@ def describe_path(
     if path not in PATHS:
         raise ZooError(f"path must be one of {', '.join(PATHS)}, found '{path}'")
     reason = why_not(sizes, device, precision) if path in ("auto", "native") else ""
-    if path == "native" and reason:
-        raise ZooError(f"path native is not possible: {reason}")
     unfused = why_not_fused(sizes, device, precision)
-    if path == "fused" and unfused:
-        raise ZooError(f"path fused is not possible: {unfused}")
     off_chip = unfused or why_not_on_chip(sizes, device, precision)
-    if path == "on-chip" and off_chip:
-        raise ZooError(f"path on-chip is not possible: {off_chip}")
+    problems = {"native": reason, "fused": unfused, "on-chip": off_chip}
+    if problem := problems.get(path):
+        raise ZooError(f"path {path} is not possible: {problem}")
     if path == "auto":
         if "cuda" in device:
             path, reason = ("compiled", unfused) if unfused else ("fused", "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from transformer_nfn.known_tasks import KNOWN_TASKS
@@ -112,9 +112,7 @@ def divide(options: BuildOptions, groups: Sequence[SizeGroup]) -> list[BuildOpti
             options,
             runs=share + (i < more),
             seed=group_seed(options.seed, group),
-            width=group.width,
-            heads=group.heads,
-            depth=group.depth,
+            **asdict(group),
         )
         for i, group in enumerate(groups)
     ]

@@ -24,14 +24,7 @@ from transformer_nfn.zoo.damage import (
 )
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.sizes import NetworkSizes
-from transformer_nfn.zoo.store.folder import (
-    VECTORS_FILE,
-    Checksums,
-    Folder,
-    check_fresh,
-    check_outside_zoos,
-    claim,
-)
+from transformer_nfn.zoo.store.folder import Folder, check_fresh, check_outside_zoos, claim
 from transformer_nfn.zoo.store.index import CONFIGURATION
 from transformer_nfn.zoo.store.shards import write_shard
 from transformer_nfn.zoo.store.zoo import Zoo
@@ -237,15 +230,8 @@ class DamageOptions:
         return parse_damages(STRENGTHS if self.kinds is None else self.kinds)
 
 
-@dataclass(frozen=True)
-class _Item:
-    """One network to make: original row, damage, number among its kind, row of the donor."""
-
-    row: int
-    kind: str
-    strength: float
-    number: int
-    other: int = -1
+_Item = tuple[int, Damage]
+"""One network to make: its number among those of its kind, and the damage."""
 
 
 def damage_zoo(
@@ -278,7 +264,8 @@ def damage_zoo(
     else:
         _check_same(out, metadata)
     task = _load_task(zoo, options.data).to(options.device)
-    folder = _create(zoo, out, metadata)
+    Folder.create_once(out, zoo.sizes, metadata, zoo.word_vectors())
+    folder = Folder.open(out)
     _check_same(out, metadata)
     folder.check_shards()
     for i, shard in enumerate(folder.shards):
@@ -308,12 +295,13 @@ def _plan(zoo: Zoo, rows: np.ndarray, options: DamageOptions) -> list[_Item]:
         order = rng.permutation(rows)
         for i in range(len(rows) if count is None else count):
             row = int(order[i % len(rows)])
-            other = -1
-            if kind == "exchanged":
-                other = int(rng.choice(rows[runs[rows] != runs[row]]))
             # Each pass over the rows gives a row the next strength.
             strength = strengths[(i % len(rows) + i // len(rows)) % len(strengths)]
-            items.append(_Item(row, kind, strength, i, other))
+            item = Damage(kind, strength, row)
+            if kind == "exchanged":
+                other = int(rng.choice(rows[runs[rows] != runs[row]]))
+                item = replace(item, other_row=other, other_run=str(runs[other]))
+            items.append((i, item))
     return items
 
 
@@ -353,16 +341,6 @@ def _check_same(out: Path, metadata: Mapping[str, Any]) -> None:
             )
 
 
-def _create(zoo: Zoo, out: Path, metadata: dict[str, Any]) -> Folder:
-    with claim(out, "create", wait=True):
-        if not (out / "zoo.json").exists():
-            vectors = zoo.word_vectors()
-            if vectors is not None:
-                Checksums(out).replace(VECTORS_FILE, vectors.to_bytes())
-            Folder.create(out, zoo.sizes, metadata)
-    return Folder.open(out)
-
-
 def _load_task(zoo: Zoo, data: Path | str | None) -> Task:
     name, vectors = zoo.metadata["task"]["name"], zoo.word_vectors()
     if not zoo.sizes.patch and vectors is None:
@@ -381,10 +359,10 @@ def _make_shard(
     task: Task,
     options: DamageOptions,
 ) -> None:
-    donor_rows = [item.other if item.other >= 0 else item.row for item in items]
-    originals, donors = zoo.weights([item.row for item in items]), zoo.weights(donor_rows)
+    donor_rows = [item.other_row if item.other_row >= 0 else item.row for _, item in items]
+    originals, donors = zoo.weights([item.row for _, item in items]), zoo.weights(donor_rows)
     damaged, records = [], []
-    for i, item in enumerate(items):
+    for i, (number, item) in enumerate(items):
         patient = Patient(
             zoo.sizes,
             {name: w[i].float() for name, w in originals.items()},
@@ -392,19 +370,18 @@ def _make_shard(
             f"row {item.row} of '{zoo.path}'",
             {name: w[i].float() for name, w in donors.items()},
         )
-        generator = damage_generator(options.seed, item.kind, item.strength, item.number)
+        generator = damage_generator(options.seed, item.kind, item.strength, number)
         weights, part = damage(patient, item.kind, item.strength, generator)
         damaged.append(zoo.sizes.from_named({name: w[None] for name, w in weights.items()}))
-        run = str(zoo.table["run"][item.other]) if item.other >= 0 else ""
-        records.append(Damage(item.kind, item.strength, item.row, part, item.other, run))
+        records.append((number, replace(item, part=part)))
     # Rounded first, so that the stored weights are those that are tested.
     flat = torch.cat(damaged).to(folder.dtype).float()
     cuda = "cuda" in options.device
     batch = BATCH_CUDA if cuda else zoo.metadata["recipe"]["batch"]
     loss, accuracy = measure(task, flat.to(options.device), batch)
     rows = [
-        _row(zoo, item, record, float(loss[i]), float(accuracy[i]))
-        for i, (item, record) in enumerate(zip(items, records, strict=True))
+        _row(zoo, number, record, float(loss[i]), float(accuracy[i]))
+        for i, (number, record) in enumerate(records)
     ]
     made = {"damaged": zoo.path.name, "torch": torch.__version__}
     write_shard(folder.shard_path(shard), folder.sizes, flat, rows, made, folder.dtype)
@@ -421,12 +398,12 @@ def measure(task: Task, weights: Tensor, batch: int) -> tuple[Tensor, Tensor]:
     return (loss / n).cpu(), (hits / n).cpu()
 
 
-def _row(zoo: Zoo, item: _Item, record: Damage, loss: float, accuracy: float) -> dict[str, Any]:
-    original = zoo.config(item.row)
+def _row(zoo: Zoo, number: int, record: Damage, loss: float, accuracy: float) -> dict[str, Any]:
+    original = zoo.config(record.row)
     inherited = ("run", *CONFIGURATION, "seed", "epoch", "percent")
     digits = int(round(accuracy * 10000, 6))
     name = record.name.replace(":", "-").replace(".", "")
-    file = f"{original['run']}-{name}-{item.number}_{original['epoch']}_{digits}.pt"
+    file = f"{original['run']}-{name}-{number}_{original['epoch']}_{digits}.pt"
     return {key: original[key] for key in inherited} | {
         "best": False,
         "crashed": False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,7 @@ import torch
 from transformer_nfn.known_tasks import BLOCKS, HEADS, WIDTH
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.sizes import SizeGroup
-from transformer_nfn.zoo.store.folder import (
-    VECTORS_FILE,
-    Checksums,
-    Folder,
-    WordVectors,
-    check_fresh,
-    claim,
-)
+from transformer_nfn.zoo.store.folder import Checksums, Folder, WordVectors, check_fresh, claim
 from transformer_nfn.zoo.store.index import CONFIGURATION, Index
 from transformer_nfn.zoo.store.shards import DTYPES
 from transformer_nfn.zoo.training.grid import GRID_SIZE, Config, grid, sample
@@ -242,14 +235,9 @@ def _create(out: Path, options: BuildOptions) -> Task | None:
         vectors=_vectors(options.vectors),
         group=options.group,
     )
-    metadata = _describe(options, task, configs)
-    with claim(out, "create", wait=True):
-        if (out / "zoo.json").exists():
-            return None  # perhaps with other word vectors
-        if isinstance(task, TextTask):
-            Checksums(out).replace(VECTORS_FILE, task.words.to_bytes())
-        Folder.create(out, task.sizes, metadata)
-    return task
+    words = task.words if isinstance(task, TextTask) else None
+    created = Folder.create_once(out, task.sizes, _describe(options, task, configs), words)
+    return task if created else None  # another's may have other word vectors
 
 
 def _recipe(options: BuildOptions, epochs: int = 1, batch: int = 1) -> Recipe:
@@ -334,15 +322,11 @@ def _check_same(folder: Folder, options: BuildOptions) -> None:
         "seed": metadata["seed"],
         "seeds": folder.seeds,
         "samples": metadata["task"]["samples"],
-        "epochs": recipe["epochs"],
-        "batch": recipe["batch"],
-        "select": recipe["select"],
+        **{name: recipe[name] for name in ("epochs", "batch", "select")},
         "until": recipe.get("until", 100),
         "precision": recipe["precision"],
         "dtype": metadata["dtype"],
-        "width": folder.sizes.d_model,
-        "heads": folder.sizes.heads,
-        "depth": folder.sizes.blocks,
+        **asdict(folder.sizes.group),
     }
     for name, value in stored.items():
         wanted = getattr(options, name)

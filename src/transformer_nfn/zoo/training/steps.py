@@ -182,15 +182,12 @@ class Runner(Protocol):
     @property
     def weights(self) -> Tensor:
         """``[networks, weights]``, updated in place."""
-        ...
 
     def epoch(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
         """Train one epoch; the sum of the steps' mean losses and the hits of each network."""
-        ...
 
     def evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """Summed loss and hits of each network on a split."""
-        ...
 
 
 class TorchRunner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -96,12 +97,16 @@ class _Snapshot:
     score: Tensor
     test: tuple[Tensor, Tensor] | None = None
 
+    @property
+    def trained(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What is known of each run without its test."""
+        return self.epoch, self.weights, self.train_accuracy, self.score
+
     def cpu(self) -> _Snapshot:
         """A copy in main memory."""
         test = None if self.test is None else (self.test[0].cpu(), self.test[1].cpu())
-        return _Snapshot(
-            self.epoch.cpu(), self.weights.cpu(), self.train_accuracy.cpu(), self.score.cpu(), test
-        )
+        epoch, weights, train_accuracy, score = (x.cpu() for x in self.trained)
+        return _Snapshot(epoch, weights, train_accuracy, score, test)
 
 
 def initial_weights(sizes: NetworkSizes, config: Config) -> Tensor:
@@ -330,16 +335,9 @@ def _better(
     loss = loss.nan_to_num(float("inf"))
     if best is None:
         best_loss.copy_(loss)
-        return _Snapshot(
-            now.epoch.clone(),
-            now.weights.clone(),
-            now.train_accuracy.clone(),
-            now.score.clone(),
-        )
+        return deepcopy(now)
     won = (now.score > best.score) | ((now.score == best.score) & (loss < best_loss))
-    best.epoch[won] = now.epoch[won]
-    best.weights[won] = now.weights[won]
-    best.train_accuracy[won] = now.train_accuracy[won]
-    best.score[won] = now.score[won]
+    for held, new in zip(best.trained, now.trained, strict=True):
+        held[won] = new[won]
     best_loss[won] = loss[won]
     return best

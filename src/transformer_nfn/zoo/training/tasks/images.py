@@ -8,7 +8,7 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -106,15 +106,6 @@ class ImageTask(Task):
         across = round(self.sizes.tokens**0.5)
         tiles = inputs.view(-1, across, across, side, side).transpose(2, 3)
         return tiles.reshape(-1, 1, across * side, across * side)
-
-    def to(self, device: torch.device | str) -> ImageTask:
-        """The same task with its data on ``device``."""
-        return replace(
-            self,
-            images={k: v.to(device) for k, v in self.images.items()},
-            labels={k: v.to(device) for k, v in self.labels.items()},
-            pattern=self.pattern.to(device),
-        )
 
 
 @dataclass(frozen=True)

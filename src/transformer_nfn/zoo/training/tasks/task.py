@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -70,9 +70,17 @@ class Task(ABC):
     def module_inputs(self, inputs: Tensor) -> Tensor:
         """Convert one network's `Batch.inputs` to the inputs of `SmallTransformer`."""
 
-    @abstractmethod
     def to(self, device: torch.device | str) -> Task:
         """The same task with its data on ``device``."""
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: moved(inner) for key, inner in value.items()}
+            return value.to(device) if isinstance(value, Tensor) else value
+
+        task: Any = self  # a dataclass, as every task is
+        moves = {each.name: moved(getattr(self, each.name)) for each in fields(task)}
+        return cast("Task", replace(task, **moves))
 
 
 def hold_out(total: int, fraction: float, samples: int | None) -> tuple[Tensor, Tensor]:

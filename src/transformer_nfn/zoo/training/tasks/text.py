@@ -7,8 +7,8 @@ import gzip
 import hashlib
 import io
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -169,20 +169,6 @@ class TextTask(Task):
     def module_inputs(self, inputs: Tensor) -> Tensor:
         """The word vectors as they are; see `Task.module_inputs`."""
         return inputs
-
-    def to(self, device: torch.device | str) -> TextTask:
-        """The same task with its data on ``device``."""
-
-        def moved(parts: Mapping[Split, Tensor]) -> dict[Split, Tensor]:
-            return {k: v.to(device) for k, v in parts.items()}
-
-        return replace(
-            self,
-            tokens=moved(self.tokens),
-            counts=moved(self.counts),
-            labels=moved(self.labels),
-            vectors=self.vectors.to(device),
-        )
 
 
 def ag_news(
