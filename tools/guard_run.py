@@ -20,10 +20,10 @@ from typing import Annotated
 import typer
 
 from transformer_nfn.cli.console import explained
+from transformer_nfn.models.whole_network.search import STEPS
 from transformer_nfn.prediction.data import DamagedNetworks, Selection, load_damaged, load_parts
 from transformer_nfn.prediction.guard.fit import fit_guard_beside
 from transformer_nfn.prediction.predictors import load_predictors
-from transformer_nfn.models.whole_network.search import STEPS
 from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.prediction.training_set import TrainingDigests
 from transformer_nfn.prediction.uncertainty import TrainedSizes
