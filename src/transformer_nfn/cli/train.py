@@ -129,7 +129,7 @@ def train_command(
 
       tnfn train mnist-sample --out run   # by name, see `tnfn assets`
     """
-    from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, facts, find, names
+    from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, find, names
     from transformer_nfn.prediction.data import (
         Parts,
         Selection,
@@ -166,7 +166,7 @@ def train_command(
             f"'{zoo}' holds checkpoints of any family: train on it without --damaged, --leave-out "
             "and --min-accuracy"
         )
-    about = facts(model, CHECKPOINTS if own else BUILT)
+    about = find(model, CHECKPOINTS if own else BUILT)
     check_networks(model, mixed=isinstance(opened, MixedZoo), damaged=damaged is not None)
     selection = Selection(
         None if own or target in CHECKPOINT_COLUMNS else percent,

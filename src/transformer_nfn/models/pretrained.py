@@ -6,6 +6,7 @@ A folder holds ``config.json`` (the arguments of the constructor) and ``model.sa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 import warnings
@@ -41,11 +42,13 @@ class Pretrained(nn.Module, Predictor):
 
     Attributes:
         stacked: whether seeds can share each step, as one pass over stacked parameters.
+        captured: whether steps on a GPU may be captured as CUDA graphs.
         start_note: progress note for `start`, if it takes long.
     """
 
     space: WeightSpace
     stacked = True
+    captured = True
     start_note = ""
     _config: dict[str, Any]
 
@@ -65,6 +68,21 @@ class Pretrained(nn.Module, Predictor):
     ) -> Inputs:  # fmt: skip
         """Set up before training, networks of each size; ``fresh`` unless a killed one resumes."""
         return [data.network for data in train], [data.network for data in val]
+
+    def own_optimiser(self, rate: float) -> torch.optim.Optimizer | None:
+        """Optimiser of this module alone; None for one of all seeds."""
+        return None
+
+    def kept_state(self) -> dict[str, Tensor]:
+        """What a training resumes with besides its parameters."""
+        return {}
+
+    def restore_state(self, state: Mapping[str, Tensor]) -> None:
+        """Set what `kept_state` gave."""
+
+    def drawing(self, *seed: int) -> contextlib.AbstractContextManager[None]:
+        """Context of a step, by seed and step, in which random numbers are drawn."""
+        return contextlib.nullcontext()
 
     def finish(self, val: Sequence[Networks], inputs: Sequence[Mapping[str, Any]]) -> None:
         """Finish at the best epoch, by the validation networks of each size."""

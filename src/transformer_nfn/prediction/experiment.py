@@ -17,7 +17,7 @@ from torch import Tensor
 
 from transformer_nfn.io.files import made_folder
 from transformer_nfn.models import tensors_of
-from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, Predictor, facts, find, names
+from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, Predictor, find, names
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.models.whole_network.search import search_steps
 from transformer_nfn.prediction.data import DamagedNetworks, Dataset, Parts, Selection, SizeGroups
@@ -110,7 +110,7 @@ def train_run(
     groups = SizeGroups.of(networks)
     copies = damaged if isinstance(damaged, DamagedNetworks) else None
     check_networks(model, mixed=groups.mixed, damaged=copies is not None)
-    if not facts(model).every_checkpoint:
+    if not find(model).every_checkpoint:
         groups = groups.map(lambda parts: replace(parts, more=None))
     if not issubclass(_class_of(experiment, groups), Pretrained):
         groups = groups.to("cpu")
@@ -137,7 +137,7 @@ def train_run(
 
 def check_networks(model: str, *, mixed: bool, damaged: bool) -> None:
     """Reject a mixed zoo for a predictor of one size, and a guard for a mixed zoo."""
-    if not facts(model).any_size and mixed:
+    if not find(model).any_size and mixed:
         raise RunError(
             f"'{model}' reads networks of one size: of a mixed zoo name one size by its folder, or "
             f"train {', '.join(names(any_size=True))}"
@@ -210,7 +210,7 @@ def _class_of(experiment: Experiment, groups: SizeGroups) -> type[Predictor]:
 def _fit_neural(experiment: Experiment, groups: SizeGroups, execution: Execution) -> _Fitted:
     assert experiment.protocol is not None
     trained = train_seeds(
-        predictor_builder(experiment.model, groups.train[0], experiment.options),
+        predictor_builder(experiment.model, groups.train, experiment.options),
         groups,
         experiment.protocol,
         list(experiment.seeds),
@@ -265,7 +265,7 @@ def _write_run(
     if experiment.keep:
         for seed, predictor in zip(seeds, predictors, strict=True):
             predictor.save(out / f"seed-{seed}")
-        distance = TrainingSetDistance.of(ready.train, any_size=facts(model).any_size)
+        distance = TrainingSetDistance.of(ready.train, any_size=find(model).any_size)
         distance.save(out)
         shift = {"shift": measure_shift(distance, ready.train).to_json()}
         TrainingDigests.of(groups, str(zoo["task"])).save(out)

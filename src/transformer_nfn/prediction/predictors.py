@@ -27,10 +27,13 @@ def prepared(predictor: Predictor, data: Dataset) -> Dataset:
     return replace(data, network=network)
 
 
-def predictor_builder(name: str, data: Dataset, options: Mapping[str, Any]) -> Callable[[], Any]:
+def predictor_builder(
+    name: str, data: Dataset | Sequence[Dataset], options: Mapping[str, Any]
+) -> Callable[[], Any]:
     """A function that builds a fresh predictor of a name, for networks like these."""
-    cls = find(name, CHECKPOINTS if data.block_space is None else BUILT)
-    return lambda: cls.of(data, **options)
+    each = [data] if isinstance(data, Dataset) else data
+    cls = find(name, CHECKPOINTS if each[0].block_space is None else BUILT)
+    return lambda: cls.of_all(each, **options)
 
 
 def load_predictors(run: Path, record: RunRecord) -> list[Predictor]:
