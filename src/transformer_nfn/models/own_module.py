@@ -25,7 +25,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -34,10 +36,11 @@ from torch import Tensor, nn
 
 from transformer_nfn.errors import RunError, SpaceError
 from transformer_nfn.functional import sinusoids
+from transformer_nfn.io.tensor_files import TensorInfo
 from transformer_nfn.models.checkpoint_batch import DESCRIPTIONS, SIZE, WEIGHTS, by_size
 from transformer_nfn.models.invariants import FEATURES, invariant_features
 from transformer_nfn.models.network import BATCH, in_chunks, map_network, tensors_of
-from transformer_nfn.models.own_code import Code, own_code
+from transformer_nfn.models.own_code import SHOWN, Code, import_own, own_code
 from transformer_nfn.models.predictor import (
     BUILT,
     CHECKPOINTS,
@@ -48,6 +51,10 @@ from transformer_nfn.models.predictor import (
     STATISTICS,
     TENSORS,
     Networks,
+    Predictor,
+    find,
+    known_code,
+    register,
 )
 from transformer_nfn.models.pretrained import Inputs, Pretrained
 from transformer_nfn.models.statistics import signed_log
@@ -141,7 +148,7 @@ class OwnModule(Pretrained):
         """The arguments that build this model, as JSON values."""
         space = self.block_space
         return {
-            "layout": {name: list(shape) for name, shape in self.layout.items()},
+            "layout": [[name, list(shape)] for name, shape in self.layout.items()],
             "options": self.options,
             "tokens": self.tokens,
             "space": None if space is None else space.to_json(),
@@ -151,7 +158,7 @@ class OwnModule(Pretrained):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Build a new model from a `config`."""
         try:
-            layout = NetworkLayout({k: tuple(v) for k, v in config["layout"].items()})
+            layout = NetworkLayout({name: tuple(shape) for name, shape in config["layout"]})
             space = None if config["space"] is None else WeightSpace.from_json(config["space"])
             model = cls(layout, config["options"], space, config["tokens"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -217,7 +224,9 @@ class OwnModule(Pretrained):
         with self._running("loss"):
             value: Tensor = self.module.loss(logits, accuracy)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
-            raise RunError(f"'{self.code.reference}' expected a number as its loss, found {value}")
+            raise RunError(
+                f"'{self.code.reference}' expected a number as its loss, found {_what(value)}"
+            )
         return value.reshape(())
 
     def own_optimiser(self, rate: float) -> torch.optim.Optimizer | None:
@@ -325,36 +334,28 @@ class OwnModule(Pretrained):
     def _try(self, network: Mapping[str, Any]) -> None:
         """Refuse a module that answers a first batch wrongly, or changes it."""
         self.eval()
-        batches = self._batches(network)
-        named = [tensors_of({} if callable(batch) else {INPUT: batch}) for _, batch in batches]
-        before = [{name: w.clone() for name, w in each.items()} for each in named]
+        network = self.prepared(network)
+        before = {name: w.clone() for name, w in tensors_of(network).items()}
         with torch.no_grad():
-            found = self.logits({INPUT: batches[0][1]} if len(batches) == 1 else network)
+            found = self.logits(network)
         if not bool(found.isfinite().all()):
             raise RunError(
                 f"'{self.code.reference}' expected finite numbers for the first networks, found "
                 f"{float(found[~found.isfinite()][0])}"
             )
-        for each, kept in zip(named, before, strict=True):
-            for name, w in each.items():
-                if not torch.equal(w, kept[name]):
-                    where = name.removeprefix(f"{INPUT}.")
-                    raise RunError(f"'{self.code.reference}' changes its input '{where}'")
-        if not any(p.requires_grad for p in self.parameters()):
+        for name, w in tensors_of(network).items():
+            if not torch.equal(w, before[name]):
+                raise RunError(f"'{self.code.reference}' changes its input '{name}'")
+        if not any(p.requires_grad for p in self.parameters()) and not hasattr(self, "fit"):
             raise RunError(f"'{self.code.reference}' has no parameter to train, and no fit")
         self.train()
 
     def _check(self, found: Any, count: int) -> None:
-        if not isinstance(found, Tensor):
-            raise RunError(
-                f"'{self.code.reference}' expected a tensor from forward, found "
-                f"{type(found).__name__}"
-            )
-        if found.shape not in ((count,), (count, 1)) or not found.is_floating_point():
-            dtype = str(found.dtype).removeprefix("torch.")
+        fits = isinstance(found, Tensor) and found.is_floating_point()
+        if not fits or found.shape not in ((count,), (count, 1)):
             raise RunError(
                 f"'{self.code.reference}' expected one number for each of {count} networks from "
-                f"forward, found {list(found.shape)} in {dtype}"
+                f"forward, found {_what(found)}"
             )
 
     def _fill_lazy(self) -> None:
@@ -417,6 +418,30 @@ class Answers:
         return Answers(lambda inputs: checkpoint_outputs(network, inputs), layout)
 
 
+class OwnFitted(OwnModule):
+    """A module of a user that trains itself: ``fit(train, val)``, a batch and its targets each."""
+
+    def fit(
+        self,
+        network: Mapping[str, Any],
+        accuracy: Tensor,
+        validation: tuple[Mapping[str, Any], Tensor],
+        seed: int,
+    ) -> Self:
+        """Let the module train itself; then it has to answer."""
+        pairs = ((network, accuracy), validation)
+        train, val = (
+            (self._batches(self.prepared(each))[0][1], target.clone()) for each, target in pairs
+        )
+        with self.drawing(seed), self._running("fit"):
+            self.module.fit(train, val)
+        super()._try(map_network(network, lambda w: w[:TRIAL]))
+        return self
+
+    def _try(self, network: Mapping[str, Any]) -> None:
+        """Nothing is known of its answers before it is fitted."""
+
+
 def own_predictor(own: type, code: Code) -> type[OwnModule]:
     """The predictor around a user's class."""
     where = f"'{code.reference}'"
@@ -434,8 +459,77 @@ def own_predictor(own: type, code: Code) -> type[OwnModule]:
                 raise RunError(f"{where}: '{name}' expected {kind.__name__}, found {value!r}")
             facts[name] = value
     made = {**facts, "reads": reads, "own": own, "code": code, "__doc__": own.__doc__}
-    return type(own.__name__, (OwnModule,), made)
+    base = OwnFitted if hasattr(own, "fit") else OwnModule
+    return type(own.__name__, (base,), made)
 
 
 def _what(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {TensorInfo.of(value)}"
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
+ENTRY_POINTS = "transformer_nfn.predictors"
+"""Group of entry points by which a package names its predictors."""
+
+
+def entry_points() -> dict[str, str]:
+    """References of predictors that installed packages name."""
+    return {each.name: each.value for each in metadata.entry_points(group=ENTRY_POINTS)}
+
+
+def declared(predictor: str | type, reference: str = "") -> str:
+    """Name of a predictor; a class of a user is imported where need be, and registered.
+
+    Args:
+        predictor: a name, ``FILE.py:CLASS``, ``MODULE:CLASS``, or a class.
+        reference: by which a class is known; None to make one from its module.
+    """
+    if isinstance(predictor, str):
+        text = entry_points().get(predictor, predictor)
+        return declared(import_own(text), predictor) if ":" in text else predictor
+    code = Code.of(predictor, reference)
+    own = isinstance(predictor, type) and issubclass(predictor, Predictor)
+    made = type(predictor.__name__, (predictor,), {"code": code}) if own else None
+    register(code.reference, made or own_predictor(predictor, code))
+    return code.reference
+
+
+def reopened(recorded: Code, *, trust: bool, model: str | None = None) -> str:
+    """Name of the user's predictor that a run recorded; its code runs only where it is trusted.
+
+    Args:
+        recorded: where the class came from.
+        trust: whether the same code may be imported.
+        model: a reference whose code is taken instead, whatever it is.
+    """
+    if model is not None:
+        name = declared(model)
+        found = find(name).code
+        if found is not None and found.sha256 != recorded.sha256:
+            print(
+                f"warning: '{found.file}' (sha256 {found.sha256[:SHOWN]}) is not what the run was "
+                f"trained with (sha256 {recorded.sha256[:SHOWN]})",
+                file=sys.stderr,
+            )
+        return name
+    known = known_code(recorded.reference)
+    if known is not None and known.sha256 == recorded.sha256:
+        return recorded.reference
+    if recorded.file and not trust:
+        raise RunError(
+            f"the predictor is the class {recorded.name} of '{recorded.file}' (sha256 "
+            f"{recorded.sha256[:SHOWN]}): its code runs only with --trust (trust=True in Python)"
+        )
+    recorded.check_unchanged()
+    reference = recorded.reference
+    is_file = reference.rpartition(":")[0].endswith(".py")
+    own = import_own(f"{recorded.file}:{recorded.name}" if is_file else
+                     entry_points().get(reference, reference))  # fmt: skip
+    found = Code.of(own, reference)
+    if found.sha256 != recorded.sha256:
+        raise RunError(
+            f"'{reference}' is now in '{found.file}' (sha256 {found.sha256[:SHOWN]}), the run was "
+            f"trained with '{recorded.file}' (sha256 {recorded.sha256[:SHOWN]})"
+        )
+    return declared(own, reference)

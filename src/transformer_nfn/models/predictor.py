@@ -228,6 +228,11 @@ def find(name: str, zoo: str | None = None) -> type[Predictor]:
     raise RunError(f"'{name}' does not read {what[zoo or BUILT]}: train {', '.join(names(zoo))}")
 
 
+def known_code(name: str) -> Code | None:
+    """Where the user's class of a name comes from, if this process has it."""
+    return _REGISTRY[name][0].code if name in _REGISTRY else None
+
+
 def model_name(name: str, otherwise: str | None = None) -> str:
     """Display name of a predictor; of another text ``otherwise``, or itself."""
     return (_REGISTRY[name][0].title if name in _REGISTRY else otherwise) or name

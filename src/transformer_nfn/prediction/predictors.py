@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn.models.own_code import Code
+from transformer_nfn.models.own_module import reopened
 from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, Predictor, find
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
@@ -36,10 +38,24 @@ def predictor_builder(
     return lambda: cls.of_all(each, **options)
 
 
-def load_predictors(run: Path, record: RunRecord) -> list[Predictor]:
-    """Load the predictor of every seed of a run."""
+def load_predictors(
+    run: Path, record: RunRecord, *, trust: bool = False, model: str | None = None
+) -> list[Predictor]:
+    """Load the predictor of every seed of a run.
+
+    Args:
+        run: its folder.
+        record: of it.
+        trust: whether code of a user may be imported, if it is what the run was trained with.
+        model: a reference to a user's class that is taken whatever its code is.
+    """
+    name = record.model
+    if record.code is not None:
+        name = reopened(Code(**record.code), trust=trust, model=model)
+    elif model is not None:
+        raise RunError(f"'{run}' was trained with {name}: --model is for classes of users")
     try:
-        cls = find(record.model, CHECKPOINTS if "families" in record.zoo else BUILT)
+        cls = find(name, CHECKPOINTS if "families" in record.zoo else BUILT)
     except RunError as error:
         raise RunError(f"'{run / RUN_FILE}': {error}") from error
     folders = [run / f"seed-{row['seed']}" for row in record.seeds]

@@ -136,6 +136,8 @@ class SeedTrainer:
         self.train, self.val = groups.train, groups.val
         runs = [len(set(data.runs)) for data in self.train]
         self.per_epoch = first.networks_per_epoch([len(data) for data in self.train], runs)
+        if first.code is not None:  # BatchNorm cannot learn from one network
+            self.per_epoch = [n - (n % protocol.batch == 1 < n) for n in self.per_epoch]
         inputs = [data.network for data in self.train], [data.network for data in self.val]
         self.inputs: list[Inputs] = [inputs] * len(seeds)
         self.started = 0
