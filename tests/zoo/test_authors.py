@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import pickle
 import zipfile
 from collections.abc import Callable
@@ -130,6 +131,12 @@ def test_import_and_export_round_trip(
         before.pop("encoder.0.attention.queries.bias", None)
         assert before.keys() == after.keys()
         assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+def test_a_source_whose_name_is_not_utf_8_is_spelled(tmp_path: Path) -> None:
+    import_authors(write_theirs(tmp_path / os.fsdecode(b"\xff"), "mnist"), tmp_path / "zoo")
+    task = Folder.open(tmp_path / "zoo").metadata["task"]
+    assert task["provenance"] == {"imported": r"\udcff"}
 
 
 def test_an_imported_network_computes_what_its_file_says(tmp_path: Path) -> None:
