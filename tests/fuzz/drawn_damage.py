@@ -298,7 +298,8 @@ def replaced(chance: Random, path: Path) -> Damage:
         path.mkdir()
     else:
         path.symlink_to(path.name if how == "loop" else "/dev/full")
-    return Damage(f"{path.name} {how}", Right.REFUSED)
+    # An empty folder may be one to write to.
+    return Damage(f"{path.name} {how}", ANSWERED if how == "folder" else Right.REFUSED)
 
 
 def renamed(chance: Random, folder: Path, words: Words) -> tuple[Words, Damage]:

@@ -136,7 +136,15 @@ def test_import_and_export_round_trip(
 def test_a_source_whose_name_is_not_utf_8_is_spelled(tmp_path: Path) -> None:
     import_authors(write_theirs(tmp_path / os.fsdecode(b"\xff"), "mnist"), tmp_path / "zoo")
     task = Folder.open(tmp_path / "zoo").metadata["task"]
-    assert task["provenance"] == {"imported": r"\udcff"}
+    assert task["provenance"] == {"imported": r"\xff"}
+
+
+@pytest.mark.parametrize("source", ["{", '{"seed": 1}', '{"file": 3}'])
+def test_a_damaged_source_of_a_row_is_refused(source: str, tmp_path: Path) -> None:
+    zoo = import_authors(write_theirs(tmp_path / "theirs", "mnist"), tmp_path / "zoo")[0]
+    zoo.table["source"][3] = source
+    with pytest.raises(StoreError, match="a row of the zoo"):
+        export_authors(zoo, tmp_path / "out")
 
 
 def test_an_imported_network_computes_what_its_file_says(tmp_path: Path) -> None:

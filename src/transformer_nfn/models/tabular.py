@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.io.files import write_bytes
+from transformer_nfn.io.files import read_regular, write_bytes
 from transformer_nfn.io.json_fields import Fields, read_object
 from transformer_nfn.models.checkpoint_batch import WEIGHTS, by_size
 
@@ -258,9 +258,7 @@ def _read_checked(folder: Path, name: str, sha256: str) -> bytes:
     if Path(name).name != name:
         raise PredictorError(f"'{folder / METADATA}': '{name}' leads out of its folder")
     try:
-        if not path.is_file():
-            raise FileNotFoundError(path)
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise PredictorError(f"'{path}' is missing, though {METADATA} names it") from error
     if hashlib.sha256(data).hexdigest() != sha256:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from transformer_nfn.io.files import atomic_folder
 from transformer_nfn.io.tensor_files import write_state_dict
 from transformer_nfn.known_tasks import HEADS
+from transformer_nfn.zoo.damage import read_source
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.module import HEADS_KEY, to_state_dict
 from transformer_nfn.zoo.store import MixedZoo, Zoo, check_fresh, check_outside_zoos
@@ -79,9 +79,9 @@ def _metadata(config: dict[str, Any], name: str, epoch: str, file: str) -> dict[
 
 def _knows_seed(source: str) -> bool:
     """Whether a row's seed is more than the index's default; imported files may have none."""
-    return not source or (source.startswith("{") and "seed" in json.loads(source))
+    return not source or "seed" in read_source(source).data
 
 
 def _original_name(source: str) -> str:
     """The name an imported row's file had; nothing for rows built here."""
-    return json.loads(source)["file"] if source.startswith("{") else source
+    return read_source(source).text("file") if source.startswith("{") else source

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from transformer_nfn import __version__
 from transformer_nfn.io.files import foreign_files, read_regular, sweep, write_bytes
-from transformer_nfn.io.json_fields import Fields, json_text, parse_object, read_object
+from transformer_nfn.io.json_fields import Fields, parse_object, read_object
 from transformer_nfn.io.tensor_files import tensor_bytes
 from transformer_nfn.known_tasks import KNOWN_TASKS, SEED_KINDS, UNKNOWN_SEEDS
 from transformer_nfn.zoo.errors import StoreError, ZooError
@@ -128,7 +128,7 @@ class Checksums:
         """Write a JSON file of metadata that `read_metadata` reads; its content."""
         maker = f"transformer-nfn {__version__}"
         metadata = {"format": FORMAT, "kind": kind, "made_by": maker, **fields}
-        self.replace(name, json_text(metadata, indent=1).encode())
+        self.replace(name, json.dumps(metadata, indent=1).encode())
         return metadata
 
 
