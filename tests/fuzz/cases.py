@@ -261,6 +261,15 @@ def _zoos() -> list[Scenario]:
             (*small, *index, *shards), varies=True,
         ),
         Scenario(
+            "zoo of a plan", ("built",),
+            (("zoo", "verify", "built", "--sample", "0", "--json"), ("zoo", "info", "built"),
+             ("zoo", "export", "built", "--out", "exported"), ("inspect", "built#1", "--json")),
+            (Target("built/zoo.json", (d.field_of_wrong_type(("plan", "plan/*", "runs", "seed"),
+                                                             REFUSED),), store_damage.sign_zoo),
+             Target("built/shards/00001.safetensors", (d.unreadable,))),
+            bad=(1, 2),
+        ),
+        Scenario(
             "mixed zoo", ("mixed",), (("zoo", "info", "mixed", "--json"),),
             (
                 Target("mixed/kinds.json", (
