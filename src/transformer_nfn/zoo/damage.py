@@ -117,9 +117,10 @@ def source_text(damage: Damage, file: str, seed: int) -> str:
 
 
 def read_source(source: str) -> Fields:
-    """The fields of a ``source`` column; none where it holds nothing, or a file's name alone."""
-    record = parse_object(source, "a row of the zoo", StoreError) if source[:1] == "{" else {}
-    return Fields(record, "a row of the zoo", StoreError)
+    """The fields of a ``source`` column: the file's name, empty for rows built here, and more."""
+    where, bare = "a row of the zoo", not source.startswith("{")
+    record = {"file": source} if bare else parse_object(source, where, StoreError)
+    return Fields(record, where, StoreError)
 
 
 def damage_of(source: str) -> Damage | None:

@@ -45,7 +45,7 @@ def _export(zoo: Zoo, out: Path) -> int:
             accuracy = config["test_accuracy"]
             said = 0 if accuracy != accuracy else int(round(accuracy * 10000, 6))
             file = f"{config['run']}_{epoch}_{said}.pt"
-            file = _original_name(config["source"]) or file
+            file = read_source(config["source"]).text("file") or file
             state = to_state_dict(zoo.sizes, {k: w[i] for k, w in named.items()})
             if "embedding.pos_embedding" in state:
                 state["embedding.pos_embedding"] = zoo.positions()
@@ -80,8 +80,3 @@ def _metadata(config: dict[str, Any], name: str, epoch: str, file: str) -> dict[
 def _knows_seed(source: str) -> bool:
     """Whether a row's seed is more than the index's default; imported files may have none."""
     return not source or "seed" in read_source(source).data
-
-
-def _original_name(source: str) -> str:
-    """The name an imported row's file had; nothing for rows built here."""
-    return read_source(source).text("file") if source.startswith("{") else source
