@@ -460,6 +460,7 @@ def _checkpoints() -> list[Scenario]:
             "fingerprints", ("hub", "prints.parquet"),
             (("fingerprint", "hub", "--search", "prints.parquet", "--json"),),
             (Target("prints.parquet", (d.unreadable, d.flipped(ANSWERED), d.flipped(ANSWERED))),),
+            varies=True,
         ),
         Scenario(
             "fingerprints added", ("hub", "prints.parquet"),
