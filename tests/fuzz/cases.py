@@ -278,6 +278,7 @@ def _zoos() -> list[Scenario]:
                     d.field_of_wrong_type(("format", "kind", "kinds", "kinds/*"), ANSWERED),
                     d.reformatted), store_damage.sign_kinds),
             ),
+            varies=True,  # it tells the size of the files
         ),
         Scenario(
             "training resumed", ("zoo", "half"),

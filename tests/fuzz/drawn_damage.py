@@ -95,7 +95,7 @@ def field(chance: Random, path: Path) -> Damage:
         moved = chance.sample(list(holder.items()), len(holder))
         holder.clear()
         holder.update(moved)
-        right = ANSWERED if path.suffix == ".parquet" else UNCHANGED  # whose size is told
+        right = UNCHANGED
     value = holder.get(key) if isinstance(holder, dict) else inner
     write(json.dumps(tree))
     what = f"{how} {'/'.join(where)} {str(inner)[:30]} {str(value)[:30]!r}"
@@ -306,11 +306,11 @@ def renamed(chance: Random, folder: Path, words: Words) -> tuple[Words, Damage]:
     """An input or an output has a name that few files have."""
     name = chance.choice(NAMES)
     first = 2 if words[0] == "zoo" else 1
+    outputs = [i + 1 for i, word in enumerate(words) if word in OUTPUTS]
     inputs = [
         i for i, word in enumerate(words)
-        if i >= first and word and (folder / word.partition("#")[0]).exists()
+        if i >= first and i not in outputs and word and (folder / word.partition("#")[0]).exists()
     ]  # fmt: skip
-    outputs = [i + 1 for i, word in enumerate(words) if word in OUTPUTS]
     at = chance.choice(inputs + outputs)
     old, mark, row = words[at].partition("#")
     top, *rest = Path(old).parts

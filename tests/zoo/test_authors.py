@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from literal_network import literal_logits
+from transformer_nfn.checkpoints import open_model
+from transformer_nfn.errors import CheckpointError
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo import ImportFileError, NetworkSizes, Recipe, StoreError, Zoo, sample
 from transformer_nfn.zoo.authors import import_authors
@@ -145,6 +147,14 @@ def test_a_damaged_source_of_a_row_is_refused(source: str, tmp_path: Path) -> No
     zoo.table["source"][3] = source
     with pytest.raises(StoreError, match="a row of the zoo"):
         export_authors(zoo, tmp_path / "out")
+
+
+def test_a_file_with_half_an_embedding_is_refused(tmp_path: Path) -> None:
+    state = their_state("mnist", 0, 10)
+    del state["embedding.conv1.weight"]
+    torch.save(state, tmp_path / "net.pt")
+    with pytest.raises(CheckpointError, match="lacks the matrix of the embedding"):
+        open_model(tmp_path / "net.pt")
 
 
 def test_an_imported_network_computes_what_its_file_says(tmp_path: Path) -> None:
