@@ -76,7 +76,7 @@ def test_what_cannot_be_loaded_is_rejected(zoo, monkeypatch):
     weights["blocks.1.W_A"][3, 0, 0] = float("nan")
     with monkeypatch.context() as patch:
         patch.setattr(zoo, "weights", lambda _: weights)
-        with pytest.raises(RunError, match=rf"'blocks\.1\.W_A' of row {rows[3]} of the zoo"):
+        with pytest.raises(RunError, match=rf"#{rows[3]}': 'blocks\.1\.W_A' holds values"):
             load_rows(zoo, rows)
     same = dict(zoo.table) | {"test_accuracy": np.full(len(zoo), 0.5)}
     monkeypatch.setattr(zoo, "table", same)

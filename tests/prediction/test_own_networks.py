@@ -90,8 +90,8 @@ def check_scales(run: Path, folder: Path) -> None:
         save_file(scaled, path / "model.safetensors")
         done = tnfn("predict", run, path, "--json")
         if done.returncode:
-            assert (done.returncode, done.stdout) == (2, "")
-            assert str(path) in done.stderr
+            assert done.returncode == 2
+            assert str(path) in json.loads(done.stdout)["error"]
         else:
             (found,) = json.loads(done.stdout)
             numbers = [found[key] for key in ("low", "value", "high", "novelty")]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from made_networks import (
+    ABOUT,
     SMALL,
     check_killed_and_resumed,
     experiment,
@@ -94,15 +95,14 @@ def test_a_killed_training_of_probes_ends_with_the_same_weights(monkeypatch, tmp
 @pytest.mark.parametrize("options", [{"probes": 0}, {}])
 def test_a_run_is_read_back_and_predicts_the_same(tmp_path, options):
     data = with_more()
-    about = {"name": "made", "task": "digits", "networks": 72}
     run = experiment("whole_network", (0, 1), protocol=SHORT, options={**SMALL, **options})
-    record = train_run(about, data, run, tmp_path)
+    record = train_run(ABOUT, data, run, tmp_path)
     assert record.model == "whole_network"
     predictor = Predictor.load("whole_network", tmp_path / "seed-0")
     again = Predictor.load("whole_network", tmp_path / "seed-0")
     moved = replace(data.test, network=map_network(data.test.network, torch.clone))
     assert torch.equal(predictor.predict(data.test), again.predict(moved))
-    assert train_run(about, data, run, tmp_path).summary == record.summary
+    assert train_run(ABOUT, data, run, tmp_path).summary == record.summary
 
 
 def test_predictions_are_on_the_scale_of_the_validation_networks(monkeypatch):
