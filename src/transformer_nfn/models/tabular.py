@@ -101,7 +101,8 @@ class TabularPredictor(Predictor):
             )
         finite = np.isfinite(x).all(1)  # a tree would take NaN for a small number
         values = np.where(finite, self._read(x), np.nan)
-        return torch.from_numpy(values.astype(np.float32)).clamp(0, 1)
+        # Without the warning of NumPy where it overflows.
+        return torch.from_numpy(values).float().clamp(0, 1)
 
     @property
     def num_parameters(self) -> int | None:
