@@ -2,7 +2,7 @@
 
 from transformer_nfn.models.baselines import MLP, StatNN
 from transformer_nfn.models.invariants import invariant_features
-from transformer_nfn.models.learner import Learner, PredictorError
+from transformer_nfn.models.learners import Learner, PredictorError
 from transformer_nfn.models.network import Network, map_network, network_of, tensors_of
 from transformer_nfn.models.neural_graph import NeuralGraph
 from transformer_nfn.models.probing import HiddenProbe, ProbeGen

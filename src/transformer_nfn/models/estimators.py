@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.errors import needs_extra
-from transformer_nfn.models.learner import Held, Learner, PredictorError
+from transformer_nfn.models.learners import Held, Learner, PredictorError
 
 FILE = "estimator.skops"
 TRIAL = 16
@@ -40,21 +40,10 @@ class Estimator(Learner):
     networks are not used.
 
     Attributes:
-        estimator: the regressor, fitted or not; None for one that is restored.
+        estimator: the regressor, which is only cloned; None for one that is restored.
     """
 
     estimator: Any = None
-
-    @staticmethod
-    def of(estimator: Any) -> Estimator:
-        """An estimator as a learner; other things are refused."""
-        needed = ("fit", "predict", "get_params", "set_params")
-        if isinstance(estimator, type) or not all(hasattr(estimator, name) for name in needed):
-            raise PredictorError(
-                "a table is learned by a Learner or by a regressor of scikit-learn, found "
-                f"{estimator!r}"
-            )
-        return Estimator(estimator)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -78,10 +67,9 @@ class Estimator(Learner):
             fitted.set_params(**dict.fromkeys(states, seed)).fit(x, y)
         if not np.isfinite(self._predictions(fitted, x[:TRIAL])).all():
             raise PredictorError(f"{self._name} predicts values that are not finite")
-        with _explained(f"{self._name} cannot be stored"):
+        with _explained(f"{self._name} cannot be stored without pickle"):
             data = skops.io.dumps(fitted)
-            _refuse_untrusted(data, f"{self._name} cannot be stored without pickle")
-        return fitted, data
+            return skops.io.loads(data, trusted=TRUSTED), data
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Prediction for each row; NaN where the numbers are not finite in float32."""
@@ -101,7 +89,6 @@ class Estimator(Learner):
             import skops.io
         self._data = files[FILE]
         with _explained(f"{FILE} is not readable"):
-            _refuse_untrusted(self._data, f"{FILE} is refused")
             self.estimator = self._fitted = skops.io.loads(self._data, trusted=TRUSTED)
 
     @property
@@ -117,13 +104,6 @@ class Estimator(Learner):
                 f"{list(found.shape)} for {len(x)}"
             )
         return found
-
-
-def _refuse_untrusted(data: bytes, what: str) -> None:
-    import skops.io
-
-    if types := set(skops.io.get_untrusted_types(data=data)) - {*TRUSTED}:
-        raise PredictorError(f"{what}: skops does not trust {', '.join(sorted(types))}")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.models.network import same_batch
+from transformer_nfn.models.network import in_order, same_batch
 from transformer_nfn.models.statistics import sorted_statistics
 from transformer_nfn.models.whole_network.invariants import eigenvalues
 from transformer_nfn.processes import map_rows
@@ -143,11 +143,10 @@ def _part(network: Mapping[str, object], part: str) -> list[Tensor]:
     value = network.get(part)
     if value is None:
         return []
-    tensors = [value[k] for k in sorted(value)] if isinstance(value, Mapping) else [value]
-    batched = [x for x in tensors if isinstance(x, Tensor) and x.ndim >= 2]
-    if len(batched) < len(tensors):
+    tensors = in_order(value)
+    if not all(isinstance(x, Tensor) and x.ndim >= 2 for x in tensors):
         raise SpaceError(f"'{part}' must hold tensors with a batch axis in front")
-    return batched
+    return tensors
 
 
 def space_of(network: Mapping[str, Any]) -> WeightSpace:

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from transformer_nfn.io.files import read_regular, write_bytes
 from transformer_nfn.io.json_fields import Fields, read_object
+from transformer_nfn.models.checkpoint_batch import WEIGHTS, by_size
 from transformer_nfn.models.estimators import Estimator
 from transformer_nfn.models.invariants import FEATURES, invariant_features, space_of
-from transformer_nfn.models.learner import Learner, PredictorError, subclass
+from transformer_nfn.models.learners import Learner, PredictorError, subclass
+from transformer_nfn.models.network import in_order, same_batch, tensors_of
 from transformer_nfn.models.predictor import (
     BUILT,
     CHECKPOINTS,
@@ -31,7 +33,7 @@ from transformer_nfn.models.predictor import (
     Networks,
     Predictor,
 )
-from transformer_nfn.models.tables import flattened, tensor_statistics
+from transformer_nfn.models.statistics import sorted_statistics
 from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.spaces import WeightSpace
 
@@ -80,7 +82,7 @@ class Tabular(Predictor):
                 raise PredictorError(f"there is no learner '{learner}'")
             learner = made(**options)
         self.reads, self.whole = reads, whole
-        self.learner = learner if isinstance(learner, Learner) else Estimator.of(learner)
+        self.learner = learner if isinstance(learner, Learner) else Estimator(learner)
         self.space = WeightSpace.from_json(space) if isinstance(space, str) else space
 
     @classmethod
@@ -227,6 +229,41 @@ class Tabular(Predictor):
         if not np.isfinite(y).all() or not np.isfinite(x).all():
             raise PredictorError(f"{part} networks hold values that are not finite")
         return x, y
+
+
+def tensor_statistics(network: Mapping[str, object]) -> np.ndarray:
+    """Seven statistics of every tensor, names in alphabetical order, ``[n, F]`` in float64.
+
+    >>> tensor_statistics({"classifier": {"b_1": torch.ones(2, 5)}}).shape
+    (2, 7)
+    """
+    named = only_size(network) if WEIGHTS in network else tensors_of(network)
+    weights = same_batch([named[name].detach().cpu().double().flatten(1) for name in sorted(named)])
+    out: np.ndarray = torch.cat([sorted_statistics(w) for w in weights], 1).numpy()
+    return out
+
+
+def flattened(network: Mapping[str, Any]) -> np.ndarray:
+    """Embedding, blocks and classifier side by side, names in alphabetical order, ``[n, all]``.
+
+    Of checkpoints all tensors, in the order of their names in the file.
+    """
+    if WEIGHTS in network:
+        tensors = [*only_size(network).values()]
+    else:
+        parts = (network.get("embedding"), *network.get("blocks", []), network.get("classifier"))
+        tensors = [w for part in parts if part is not None for w in in_order(part)]
+    return torch.cat([w.flatten(1).detach().cpu().float() for w in same_batch(tensors)], 1).numpy()
+
+
+def only_size(network: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Tensors ``[n, *axes]`` of a batch of checkpoints; several sizes are refused."""
+    groups = list(by_size(network))
+    if len(groups) != 1:
+        raise PredictorError(
+            f"a predictor on tensors reads networks of one size, found {len(groups)} sizes"
+        )
+    return groups[0][2]
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:

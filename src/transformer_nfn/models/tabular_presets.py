@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformer_nfn.models.learner import Learner
+from transformer_nfn.models.learners import Learner, LogitLinear, SmallMLP
 from transformer_nfn.models.predictor import INVARIANTS, OTHERS, PACKED, STATISTICS, predictor
-from transformer_nfn.models.small_learners import LogitLinear, SmallMLP
 from transformer_nfn.models.tabular import Tabular
 from transformer_nfn.models.trees import FOREST, LIGHTGBM, SMALL, LightGBM, XGBoost
 from transformer_nfn.spaces import WeightSpace

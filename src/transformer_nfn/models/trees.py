@@ -17,7 +17,7 @@ import safetensors
 import safetensors.numpy
 
 from transformer_nfn.errors import needs_extra
-from transformer_nfn.models.learner import Held, Learner, PredictorError
+from transformer_nfn.models.learners import Held, Learner, PredictorError
 
 BINS = 63
 """Histogram bins of a weight. With 255, the libraries' default, XGBoost predicts no better from
