@@ -121,7 +121,7 @@ def test_no_name_is_both_a_module_and_something_else() -> None:
 
 OPTIONAL = (
     "gensim", "huggingface_hub", "lightgbm", "matplotlib", "pandas", "pooch", "pyarrow", "ray",
-    "sklearn", "transformers", "xgboost",
+    "sklearn", "skops", "transformers", "xgboost",
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from transformer_nfn.models import (
     Network,
     RandomForestPredictor,
     StatisticsLinear,
-    TabularPredictor,
+    Tabular,
     XGBoostPredictor,
 )
 
@@ -58,8 +58,8 @@ def networks(n: int, seed: int) -> tuple[Network, Tensor]:
 
 
 @cache
-def fitted(name: str, seed: int = 0) -> TabularPredictor:
-    made: TabularPredictor = CASES[name]()
+def fitted(name: str, seed: int = 0) -> Tabular:
+    made: Tabular = CASES[name]()
     return made.fit(*networks(300, 0), validation=networks(80, 1), seed=seed)
 
 
@@ -93,7 +93,7 @@ def test_a_predictor_comes_back_the_same(name: str, tmp_path: Path) -> None:
     predictor = fitted(name)
     predictor.save(tmp_path / "new" / "folder")
     network, _ = networks(50, 3)
-    for kind in (type(predictor), TabularPredictor):
+    for kind in (type(predictor), Tabular):
         back = kind.load(tmp_path / "new" / "folder")
         assert type(back) is type(predictor)
         assert back.settings == predictor.settings

@@ -1,23 +1,24 @@
 """Models that predict the accuracy of a network from its weights."""
 
 from transformer_nfn.models.baselines import MLP, StatNN
-from transformer_nfn.models.invariants import InvariantBoosting, InvariantMLP, invariant_features
+from transformer_nfn.models.invariants import invariant_features
+from transformer_nfn.models.learners import Learner, PredictorError
 from transformer_nfn.models.network import Network, map_network, network_of, tensors_of
 from transformer_nfn.models.neural_graph import NeuralGraph
 from transformer_nfn.models.probing import HiddenProbe, ProbeGen
-from transformer_nfn.models.tabular import PredictorError, TabularPredictor
-from transformer_nfn.models.tensor_tables import (
+from transformer_nfn.models.tabular import Tabular
+from transformer_nfn.models.tabular_presets import (
+    InvariantBoosting,
+    InvariantMLP,
+    LightGBMPredictor,
+    RandomForestPredictor,
     StatisticsBoosting,
     StatisticsLinear,
     StatisticsMLP,
     WeightsMLP,
-)
-from transformer_nfn.models.transformer_nfn import BlockEncoder, TransformerNFN
-from transformer_nfn.models.trees import (
-    LightGBMPredictor,
-    RandomForestPredictor,
     XGBoostPredictor,
 )
+from transformer_nfn.models.transformer_nfn import BlockEncoder, TransformerNFN
 from transformer_nfn.models.whole_network import WholeCheckpoint, WholeNetwork
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "HiddenProbe",
     "InvariantBoosting",
     "InvariantMLP",
+    "Learner",
     "LightGBMPredictor",
     "Network",
     "NeuralGraph",
@@ -36,7 +38,7 @@ __all__ = [
     "StatisticsBoosting",
     "StatisticsLinear",
     "StatisticsMLP",
-    "TabularPredictor",
+    "Tabular",
     "TransformerNFN",
     "WeightsMLP",
     "WholeCheckpoint",

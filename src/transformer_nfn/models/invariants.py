@@ -1,4 +1,4 @@
-"""Numbers of a network that no symmetry of its blocks changes, and predictors that read them.
+"""Numbers of a network that no symmetry of its blocks changes.
 
 - Tensors without linear axes are only permuted: the statistics of their entries are invariant, and
   so are those of the norms along each axis and the singular values.
@@ -10,21 +10,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.io.tensor_files import TensorInfo
-from transformer_nfn.models.network import same_batch
-from transformer_nfn.models.predictor import INVARIANTS, predictor
-from transformer_nfn.models.statistics import bounded, mean_and_scale, signed_log, sorted_statistics
-from transformer_nfn.models.tabular import Held, TabularPredictor, TensorPredictor
-from transformer_nfn.models.trees import LightGBMPredictor
-from transformer_nfn.models.whole_network.invariants import eigenvalues, whole_invariants
+from transformer_nfn.models.network import in_order, same_batch
+from transformer_nfn.models.statistics import sorted_statistics
+from transformer_nfn.models.whole_network.invariants import eigenvalues
 from transformer_nfn.processes import map_rows
 from transformer_nfn.spaces import Product, WeightSpace, attention_block, fold
 from transformer_nfn.spaces.weights import tensor_value
@@ -38,14 +32,6 @@ FLOOR = 1e-5
 
 They are roots of eigenvalues, which is three times faster, and rounding would show in the root.
 """
-FARTHEST = 8
-"""Standard deviations at which features are cut off: no extrapolation beyond the training set."""
-HIDDEN, DROPOUT = 8, 0.2
-"""Neurons of the MLP's one hidden layer, and dropout of these and of its features."""
-RATE, DECAY, BATCH = 3e-3, 0.1, 64
-"""Largest learning rate, weight decay and networks per step of its AdamW."""
-PATIENCE = 40
-"""Epochs without a smaller validation loss before its training stops."""
 
 
 def invariant_features(network: Mapping[str, object], space: WeightSpace) -> Tensor:
@@ -157,185 +143,10 @@ def _part(network: Mapping[str, object], part: str) -> list[Tensor]:
     value = network.get(part)
     if value is None:
         return []
-    tensors = [value[k] for k in sorted(value)] if isinstance(value, Mapping) else [value]
-    batched = [x for x in tensors if isinstance(x, Tensor) and x.ndim >= 2]
-    if len(batched) < len(tensors):
+    tensors = in_order(value)
+    if not all(isinstance(x, Tensor) and x.ndim >= 2 for x in tensors):
         raise SpaceError(f"'{part}' must hold tensors with a batch axis in front")
-    return batched
-
-
-class InvariantPredictor(TabularPredictor):
-    """A predictor on `invariant_features`, or on `whole_invariants`."""
-
-    @property
-    def any_task(self) -> bool:
-        """Whether networks of other patches, tokens and classes have as many features."""
-        return bool(self.settings["whole"])
-
-    def _set_space(self, space: WeightSpace | str | None) -> None:
-        if isinstance(space, str):
-            space = WeightSpace.from_json(space)
-        self.space = space
-        self.settings["space"] = None if space is None else space.to_json()
-
-    def table(self, network: Mapping[str, object]) -> np.ndarray:
-        """Invariants of the networks, in float64."""
-        known = network.get(FEATURES)
-        if isinstance(known, Tensor):
-            given: np.ndarray = known.cpu().double().numpy()
-            return given
-        if self.any_task:
-            whole: np.ndarray = whole_invariants(network).cpu().numpy()
-            return whole
-        if self.space is None:
-            self._set_space(space_of(network))
-        assert self.space is not None
-        out: np.ndarray = invariant_features(network, self.space).cpu().numpy()
-        return out
-
-
-@predictor("invariant_boosting")
-class InvariantBoosting(InvariantPredictor, LightGBMPredictor):
-    """LightGBM on statistics and spectra of invariants.
-
-    >>> InvariantBoosting(whole=True).any_task
-    True
-
-    Args:
-        space: weight space of one block (or its JSON); None for the paper's block, with its sizes
-            taken from the networks.
-        rounds: largest number of trees.
-        patience: rounds without a smaller validation error before training stops.
-        threads: None for as many as OpenMP allows.
-        whole: read `whole_invariants`, as many features for networks of any size and task.
-    """
-
-    title, place = "Boosting on invariants", 6
-    reads = INVARIANTS
-
-    PARAMS: ClassVar[Mapping[str, Any]] = {
-        "objective": "regression",
-        "learning_rate": 0.05,
-        "num_leaves": 7,
-        "min_data_in_leaf": 10,
-        "bagging_fraction": 0.8,
-        "bagging_freq": 1,
-        "feature_fraction": 0.2,
-        "lambda_l2": 1.0,
-    }
-
-    def __init__(
-        self,
-        space: WeightSpace | str | None = None,
-        rounds: int = 1000,
-        patience: int = 50,
-        threads: int | None = None,
-        whole: bool = False,
-    ) -> None:
-        LightGBMPredictor.__init__(self, rounds, patience, threads)
-        self.settings["whole"] = whole
-        self._set_space(space)
-
-
-@predictor("invariant_mlp")
-class InvariantMLP(InvariantPredictor, TensorPredictor):
-    """A small MLP on the signed logarithm of invariants, standardised on the training part.
-
-    >>> networks = {"blocks": [attention_block(4, 2, 2, 2, 3).randn(20)]}
-    >>> InvariantMLP(epochs=2).fit(networks, torch.rand(20)).predict(networks).shape
-    torch.Size([20])
-
-    Args:
-        space: weight space of one block (or its JSON); None for the paper's block, with its sizes
-            taken from the networks.
-        epochs: largest number of epochs.
-        whole: read `whole_invariants`, as many features for networks of any size and task.
-    """
-
-    title, place = "MLP on invariants", 7
-    reads = INVARIANTS
-
-    def __init__(
-        self,
-        space: WeightSpace | str | None = None,
-        epochs: int = 300,
-        whole: bool = False,
-    ) -> None:
-        self.settings = {"epochs": epochs, "whole": whole}
-        self._set_space(space)
-
-    @property
-    def num_parameters(self) -> int | None:
-        """Weights and biases of the MLP; None before it is fitted."""
-        if self.width is None:
-            return None
-        return sum(p.numel() for p in self._module(self.width).parameters())
-
-    def _module(self, width: int) -> nn.Sequential:
-        return nn.Sequential(
-            nn.Dropout(DROPOUT),
-            nn.Linear(width, HIDDEN),
-            nn.SiLU(),
-            nn.Dropout(DROPOUT),
-            nn.Linear(HIDDEN, 1),
-        )
-
-    def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
-        mean, scale = mean_and_scale(signed_log(torch.from_numpy(x)))
-        frame = {"mean": mean, "scale": scale}
-        target = torch.from_numpy(y).float().clamp(0, 1)
-        check = None
-        if held is not None:
-            check = (self._standard(held[0], frame), torch.from_numpy(held[1]).float().clamp(0, 1))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            state = self._train(self._standard(x, frame), target, check)
-        self._state = {**frame, **state}
-
-    def _train(
-        self, x: Tensor, y: Tensor, check: tuple[Tensor, Tensor] | None
-    ) -> dict[str, Tensor]:
-        epochs, module = self.settings["epochs"], self._module(x.shape[1])
-        adam = torch.optim.AdamW(module.parameters(), RATE, weight_decay=DECAY)
-        steps = epochs * -(-len(x) // BATCH)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
-        best, best_loss, since = _copy(module), float("inf"), 0
-        for _ in range(epochs):
-            module.train()
-            for rows in torch.randperm(len(x)).split(BATCH):
-                adam.zero_grad()
-                binary_cross_entropy_with_logits(module(x[rows])[:, 0], y[rows]).backward()
-                adam.step()
-                schedule.step()
-            if check is None:
-                continue
-            with torch.no_grad():
-                out = module.eval()(check[0])[:, 0]
-                loss = float(binary_cross_entropy_with_logits(out, check[1]))
-            since += 1
-            if loss < best_loss:
-                best, best_loss, since = _copy(module), loss, 0
-            if since >= PATIENCE:
-                break
-        return best if check is not None else _copy(module)
-
-    def _standard(self, x: np.ndarray, frame: Mapping[str, Tensor]) -> Tensor:
-        inputs = signed_log(torch.from_numpy(x))
-        return bounded((inputs - frame["mean"]) * frame["scale"], FARTHEST).float()
-
-    def _read(self, x: np.ndarray) -> np.ndarray:
-        module = self._module(x.shape[1]).eval()
-        module.load_state_dict({k: v for k, v in self._state.items() if "." in k})
-        with torch.no_grad():
-            out: np.ndarray = torch.sigmoid(module(self._standard(x, self._state))[:, 0]).numpy()
-        return out
-
-    def _shapes(self) -> dict[str, TensorInfo]:
-        width = self.width or 0
-        layers = {"1.weight": (HIDDEN, width), "1.bias": (HIDDEN,), "4.weight": (1, HIDDEN),
-                  "4.bias": (1,)}  # fmt: skip
-        frame = dict.fromkeys(("mean", "scale"), TensorInfo((width,), "float64"))
-        return {**frame, **{name: TensorInfo(shape, "float32") for name, shape in layers.items()}}
+    return tensors
 
 
 def space_of(network: Mapping[str, Any]) -> WeightSpace:
@@ -353,7 +164,3 @@ def space_of(network: Mapping[str, Any]) -> WeightSpace:
             "(argument `space`)"
         ) from error
     return space
-
-
-def _copy(module: nn.Module) -> dict[str, Tensor]:
-    return {name: w.detach().clone() for name, w in module.state_dict().items()}

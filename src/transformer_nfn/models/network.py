@@ -118,14 +118,16 @@ def in_batches(
     return torch.cat([logits(part) for part in in_chunks(network, BATCH)], -1)
 
 
+def in_order(part: Any) -> list[Tensor]:
+    """Tensors of a part of a network, names in alphabetical order."""
+    return [part[name] for name in sorted(part)] if isinstance(part, Mapping) else [part]
+
+
 def flat(network: Mapping[str, object], part: str, width: int) -> Tensor:
     """One part of the network as ``[batch, width]``."""
     value = network.get(part)
-    if isinstance(value, Tensor):
-        tensors = [value]
-    elif isinstance(value, Mapping) and all(isinstance(x, Tensor) for x in value.values()):
-        tensors = [value[name] for name in sorted(value)]
-    else:
+    tensors = in_order(value)
+    if not all(isinstance(x, Tensor) for x in tensors):
         raise SpaceError(
             f"the model reads '{part}' as a tensor or a dict of tensors, found "
             f"{type(value).__name__ if part in network else 'nothing'}"
@@ -156,8 +158,8 @@ def blocks_of(network: Mapping[str, object], number: int) -> Sequence[Weights]:
 
 def same_batch(parts: Sequence[Tensor]) -> list[Tensor]:
     """The parts, if all have one batch size."""
-    if len({x.shape[0] for x in parts}) > 1:
-        sizes = ", ".join(str(x.shape[0]) for x in parts)
+    if len({x.shape[0] for x in parts}) != 1:
+        sizes = ", ".join(str(x.shape[0]) for x in parts) or "none"
         raise SpaceError(f"the parts of a network must have one batch size, found {sizes}")
     return list(parts)
 

@@ -1,4 +1,4 @@
-"""Predictors that are fitted on a table with one row per network: `fit`, `predict`, `save`, `load`.
+"""Predictors that learn a table with one row per network: what it reads, and a learner.
 
 A folder holds ``predictor.json`` (class, settings, table width, a checksum of every file) and the
 files themselves, in formats that hold data and no code.
@@ -9,58 +9,122 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.files import read_regular, write_bytes
 from transformer_nfn.io.json_fields import Fields, read_object
-from transformer_nfn.io.tensor_files import TensorInfo
 from transformer_nfn.models.checkpoint_batch import WEIGHTS, by_size
-from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, PACKED, Networks, Predictor
-from transformer_nfn.models.stored_state import check_state
+from transformer_nfn.models.estimators import Estimator
+from transformer_nfn.models.invariants import FEATURES, invariant_features, space_of
+from transformer_nfn.models.learners import Learner, PredictorError, subclass
+from transformer_nfn.models.network import in_order, same_batch, tensors_of
+from transformer_nfn.models.predictor import (
+    BUILT,
+    CHECKPOINTS,
+    INVARIANTS,
+    PACKED,
+    STATISTICS,
+    Networks,
+    Predictor,
+)
+from transformer_nfn.models.statistics import sorted_statistics
+from transformer_nfn.models.whole_network.invariants import whole_invariants
+from transformer_nfn.spaces import WeightSpace
 
 FORMAT = 1
 METADATA = "predictor.json"
-STATE_FILE = "model.safetensors"
 LARGEST_WIDTH = 1 << 30
 MOST_THREADS = 4096
 Validation = tuple[Mapping[str, object], Tensor]
-Held = tuple[np.ndarray, np.ndarray] | None
-"""Validation rows and accuracies, where there are any."""
 
 
-class PredictorError(TransformerNFNError):
-    """A predictor that cannot be fitted, read or used on these networks."""
+class Tabular(Predictor):
+    """A predictor that turns networks into rows of numbers, and learns these.
 
+    >>> networks = {"classifier": {"b_1": torch.randn(20, 5)}}
+    >>> Tabular("statistics", "LogitLinear").fit(networks, torch.rand(20)).width
+    7
 
-class TabularPredictor(Predictor):
-    """Predictor of accuracies from a table of numbers, one row per network.
-
-    Subclasses define the row of a network (`table`), how a table is learned (`_learn`) and read
-    (`_read`), and the files that hold the fitted state (`_files`, `_restore`).
+    Args:
+        reads: ``"packed"`` (all weights), ``"statistics"`` of each tensor, or ``"invariants"``.
+        learner: a `Learner`, the name of a class of it, or any regressor of scikit-learn.
+        space: for invariants, weight space of one block (or its JSON); None for the paper's block,
+            with its sizes taken from the networks.
+        whole: read `whole_invariants`, as many for networks of any size and task.
+        options: of the learner, if it is a name.
     """
 
     zoos = (BUILT, CHECKPOINTS)
     reads = PACKED
-    settings: dict[str, Any]
     width: int | None = None
-    _classes: ClassVar[dict[str, type[TabularPredictor]]] = {}
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        TabularPredictor._classes[cls.__name__] = cls
+    def __init__(
+        self,
+        reads: str,
+        learner: Any,
+        space: WeightSpace | str | None = None,
+        whole: bool = False,
+        **options: Any,
+    ) -> None:
+        if reads not in (PACKED, STATISTICS, INVARIANTS):
+            raise PredictorError(
+                f"a table holds {PACKED}, {STATISTICS} or {INVARIANTS}, found {reads!r}"
+            )
+        if isinstance(learner, str):
+            made = subclass(Learner, learner)
+            if made is None:
+                raise PredictorError(f"there is no learner '{learner}'")
+            learner = made(**options)
+        self.reads, self.whole = reads, whole
+        self.learner = learner if isinstance(learner, Learner) else Estimator(learner)
+        self.space = WeightSpace.from_json(space) if isinstance(space, str) else space
 
     @classmethod
     def of(cls, data: Networks, **options: Any) -> Self:
         """A predictor of networks like these."""
         return cls(**options)
+
+    def fresh(self) -> Self:
+        """An unfitted copy, to fit with another seed."""
+        made = copy(self)
+        made.learner, made.width = copy(self.learner), None
+        return made
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of the constructor, as JSON values."""
+        settings: dict[str, Any] = {"reads": self.reads, "learner": type(self.learner).__name__}
+        settings |= self.learner.settings
+        if self.reads == INVARIANTS:
+            space = None if self.space is None else self.space.to_json()
+            settings |= {"whole": self.whole, "space": space}
+        return settings
+
+    @property
+    def any_task(self) -> bool:
+        """Whether networks of other patches, tokens and classes have as many numbers."""
+        return self.reads == INVARIANTS and self.whole
+
+    def table(self, network: Mapping[str, Any]) -> np.ndarray:
+        """Networks as rows of numbers, ``[n, F]``."""
+        if self.reads == PACKED:
+            return flattened(network)
+        if self.reads == STATISTICS:
+            return tensor_statistics(network)
+        if FEATURES in network:
+            rows = network[FEATURES]
+        elif self.whole:
+            rows = whole_invariants(network)
+        else:
+            self.space = self.space or space_of(network)
+            rows = invariant_features(network, self.space)
+        return np.asarray(rows.cpu().double())
 
     def fit(
         self,
@@ -85,8 +149,8 @@ class TabularPredictor(Predictor):
                 f"training networks give {x.shape[1]} numbers each, validation networks "
                 f"{held[0].shape[1]}"
             )
+        self.learner.fit(x, y, held, seed)
         self.width = x.shape[1]
-        self._learn(x, y, held, seed)
         return self
 
     def predict(self, network: Mapping[str, object]) -> Tensor:
@@ -100,14 +164,14 @@ class TabularPredictor(Predictor):
                 f"found {x.shape[1]}"
             )
         finite = np.isfinite(x).all(1)  # a tree would take NaN for a small number
-        values = np.where(finite, self._read(x), np.nan)
+        values = np.where(finite, self.learner.predict(x), np.nan)
         # Without the warning of NumPy where it overflows.
         return torch.from_numpy(values).float().clamp(0, 1)
 
     @property
     def num_parameters(self) -> int | None:
-        """Number of trainable parameters; None for trees."""
-        return None
+        """Number of trainable parameters; None for trees, and before it is fitted."""
+        return None if self.width is None else self.learner.num_parameters(self.width)
 
     def save(self, folder: str | Path) -> Path:
         """Write the fitted predictor into a folder, made if need be."""
@@ -115,7 +179,7 @@ class TabularPredictor(Predictor):
             raise PredictorError(f"{type(self).__name__} has to be fitted before it is saved")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        files = self._files()
+        files = self.learner.files()
         metadata = {
             "format": FORMAT,
             "predictor": type(self).__name__,
@@ -131,10 +195,10 @@ class TabularPredictor(Predictor):
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Read what `save` wrote; on `TabularPredictor` itself, a predictor of any class."""
+        """Read what `save` wrote; on `Tabular` itself, a predictor of any class."""
         folder = Path(folder)
         metadata = _read_metadata(folder / METADATA)
-        made_by = TabularPredictor._classes.get(metadata["predictor"])
+        made_by = subclass(Tabular, metadata["predictor"])
         if made_by is None or not issubclass(made_by, cls):
             raise PredictorError(
                 f"'{folder}' holds a predictor of kind {metadata['predictor']}, expected "
@@ -144,7 +208,7 @@ class TabularPredictor(Predictor):
         try:
             predictor = made_by(**metadata["settings"])
             predictor.width = int(metadata["width"])
-            predictor._restore(files)
+            predictor.learner.restore(files, predictor.width)
         except PredictorError as error:
             raise PredictorError(f"'{folder}' holds no readable predictor: {error}") from error
         except (TypeError, KeyError, ValueError, AttributeError, RuntimeError) as error:
@@ -153,10 +217,6 @@ class TabularPredictor(Predictor):
             ) from error
         assert isinstance(predictor, cls)
         return predictor
-
-    def table(self, network: Mapping[str, object]) -> np.ndarray:
-        """Networks as rows of numbers; here all weights, one after another, in float32."""
-        return flattened(network)
 
     def _rows(
         self, network: Mapping[str, object], accuracy: Tensor, part: str
@@ -171,38 +231,30 @@ class TabularPredictor(Predictor):
             raise PredictorError(f"{part} networks hold values that are not finite")
         return x, y
 
-    def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
-        raise NotImplementedError
 
-    def _read(self, x: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
+def tensor_statistics(network: Mapping[str, object]) -> np.ndarray:
+    """Seven statistics of every tensor, names in alphabetical order, ``[n, F]`` in float64.
 
-    def _files(self) -> dict[str, bytes]:
-        raise NotImplementedError
+    >>> tensor_statistics({"classifier": {"b_1": torch.ones(2, 5)}}).shape
+    (2, 7)
+    """
+    named = only_size(network) if WEIGHTS in network else tensors_of(network)
+    weights = same_batch([named[name].detach().cpu().double().flatten(1) for name in sorted(named)])
+    out: np.ndarray = torch.cat([sorted_statistics(w) for w in weights], 1).numpy()
+    return out
 
-    def _restore(self, files: Mapping[str, bytes]) -> None:
-        raise NotImplementedError
 
+def flattened(network: Mapping[str, Any]) -> np.ndarray:
+    """Embedding, blocks and classifier side by side, names in alphabetical order, ``[n, all]``.
 
-class TensorPredictor(TabularPredictor):
-    """A tabular predictor whose fitted state is a few tensors; subclasses define `_shapes`."""
-
-    _state: dict[str, Tensor]
-
-    def _shapes(self) -> dict[str, TensorInfo]:
-        """Shape and dtype of every tensor of the state."""
-        raise NotImplementedError
-
-    def _files(self) -> dict[str, bytes]:
-        return {STATE_FILE: safetensors.torch.save(self._state)}
-
-    def _restore(self, files: Mapping[str, bytes]) -> None:
-        try:
-            state = safetensors.torch.load(files[STATE_FILE])
-        except safetensors.SafetensorError as error:
-            raise PredictorError(f"{STATE_FILE} is not readable: {error}") from error
-        check_state(state, self._shapes(), STATE_FILE, PredictorError)
-        self._state = state
+    Of checkpoints all tensors, in the order of their names in the file.
+    """
+    if WEIGHTS in network:
+        tensors = [*only_size(network).values()]
+    else:
+        parts = (network.get("embedding"), *network.get("blocks", []), network.get("classifier"))
+        tensors = [w for part in parts if part is not None for w in in_order(part)]
+    return torch.cat([w.flatten(1).detach().cpu().float() for w in same_batch(tensors)], 1).numpy()
 
 
 def only_size(network: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -213,27 +265,6 @@ def only_size(network: Mapping[str, Any]) -> dict[str, Tensor]:
             f"a predictor on tensors reads networks of one size, found {len(groups)} sizes"
         )
     return groups[0][2]
-
-
-def flattened(network: Mapping[str, Any]) -> np.ndarray:
-    """Embedding, blocks and classifier side by side, names in alphabetical order, ``[n, all]``.
-
-    Of checkpoints all tensors, in the order of their names in the file.
-    """
-    if WEIGHTS in network:
-        tensors = only_size(network).values()
-        return torch.cat([w.flatten(1).detach().cpu().float() for w in tensors], 1).numpy()
-    parts = [network.get("embedding"), *network.get("blocks", []), network.get("classifier")]
-    rows: list[Tensor] = []
-    for part in parts:
-        if isinstance(part, Mapping):
-            rows += [part[name].flatten(1) for name in sorted(part)]
-        elif part is not None:
-            rows.append(part.flatten(1))
-    if len({x.shape[0] for x in rows}) != 1:
-        sizes = ", ".join(str(x.shape[0]) for x in rows) or "none"
-        raise PredictorError(f"the parts of a network must have one batch size, found {sizes}")
-    return torch.cat([x.detach().cpu().float() for x in rows], 1).numpy()
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from transformer_nfn.errors import needs_extra
-from transformer_nfn.models.predictor import predictor
-from transformer_nfn.models.tabular import Held, PredictorError, TabularPredictor
+from transformer_nfn.models.learners import Held, Learner, PredictorError
 
 BINS = 63
 """Histogram bins of a weight. With 255, the libraries' default, XGBoost predicts no better from
@@ -27,6 +26,43 @@ HISTOGRAMS_MB = 256
 """Memory that LightGBM keeps histograms in; the others it computes again."""
 TREES_FILE = "trees.safetensors"
 ROWS_AT_ONCE = 256
+XGBOOST: Mapping[str, Any] = {
+    "objective": "reg:squarederror",
+    "tree_method": "hist",
+    "learning_rate": 0.1,
+    "max_depth": 10,
+    "max_leaves": 256,
+    "min_child_weight": 50,
+    "subsample": 0.8,
+    "colsample_bytree": 0.8,
+    "reg_lambda": 0.01,
+    "reg_alpha": 0.02,
+}
+LIGHTGBM: Mapping[str, Any] = {
+    "objective": "regression",
+    "learning_rate": 0.1,
+    "num_leaves": 256,
+    "max_depth": 10,
+    "min_data_in_leaf": 50,
+    "bagging_fraction": 0.8,
+    "bagging_freq": 1,
+    "feature_fraction": 0.8,
+    "lambda_l1": 0.1,
+    "lambda_l2": 0.2,
+    "min_gain_to_split": 0.01,
+}
+FOREST: Mapping[str, Any] = {**LIGHTGBM, "boosting": "rf"}
+SMALL: Mapping[str, Any] = {
+    "objective": "regression",
+    "learning_rate": 0.05,
+    "num_leaves": 7,
+    "min_data_in_leaf": 10,
+    "bagging_fraction": 0.8,
+    "bagging_freq": 1,
+    "feature_fraction": 0.2,
+    "lambda_l2": 1.0,
+}
+"""Settings: the authors' for all weights, and of small trees for invariants."""
 
 
 @dataclass(frozen=True)
@@ -136,106 +172,80 @@ class TreeEnsemble:
         return cls(**arrays)
 
 
-class TreePredictor(TabularPredictor):
-    """A tabular predictor whose fitted state is a `TreeEnsemble`."""
+class TreeLearner(Learner):
+    """A learner whose fitted state is a `TreeEnsemble`."""
 
     _trees: TreeEnsemble
 
-    def _read(self, x: np.ndarray) -> np.ndarray:
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """The sum over all trees."""
         return self._trees.predict(x)
 
-    def _files(self) -> dict[str, bytes]:
+    def files(self) -> dict[str, bytes]:
+        """The trees as a safetensors file."""
         return {TREES_FILE: self._trees.to_bytes()}
 
-    def _restore(self, files: Mapping[str, bytes]) -> None:
-        self._trees = TreeEnsemble.from_bytes(files[TREES_FILE], self.width or 0)
+    def restore(self, files: Mapping[str, bytes], width: int) -> None:
+        """Read trees; rejects arrays that are none."""
+        self._trees = TreeEnsemble.from_bytes(files[TREES_FILE], width)
 
 
-@predictor("xgboost")
-class XGBoostPredictor(TreePredictor):
-    """XGBoost on the flattened weights, with the authors' settings.
+@dataclass
+class XGBoost(TreeLearner):
+    """Gradient boosting by XGBoost with the authors' settings.
 
-    >>> XGBoostPredictor(rounds=10).settings["rounds"]
-    10
+    >>> XGBoost(rounds=10).settings
+    {'rounds': 10, 'threads': None}
 
-    Args:
+    Attributes:
         rounds: number of trees.
         threads: None for as many as OpenMP allows.
     """
 
-    title, place = "XGBoost", 3
+    rounds: int = 50
+    threads: int | None = None
 
-    PARAMS: ClassVar[Mapping[str, Any]] = {
-        "objective": "reg:squarederror",
-        "tree_method": "hist",
-        "learning_rate": 0.1,
-        "max_depth": 10,
-        "max_leaves": 256,
-        "min_child_weight": 50,
-        "subsample": 0.8,
-        "colsample_bytree": 0.8,
-        "reg_lambda": 0.01,
-        "reg_alpha": 0.02,
-    }
-
-    def __init__(self, rounds: int = 50, threads: int | None = None) -> None:
-        self.settings = {"rounds": rounds, "threads": threads}
-
-    def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
+    def fit(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
+        """Take all rounds."""
         with needs_extra(PredictorError, "xgboost", "baselines", "this predictor"):
             import xgboost
-        leaf = leaf_size(self.PARAMS["min_child_weight"], self.PARAMS["subsample"], len(x))
+        leaf = leaf_size(XGBOOST["min_child_weight"], XGBOOST["subsample"], len(x))
         params = {
-            **self.PARAMS, "min_child_weight": leaf, "max_bin": BINS,
-            "seed": seed, "verbosity": 0,
+            **XGBOOST, "min_child_weight": leaf, "max_bin": BINS, "seed": seed, "verbosity": 0,
         }  # fmt: skip
-        if self.settings["threads"] is not None:
-            params["nthread"] = self.settings["threads"]
-        data = xgboost.DMatrix(x, y, nthread=self.settings["threads"])
-        self._trees = xgboost_trees(xgboost.train(params, data, self.settings["rounds"]))
+        if self.threads is not None:
+            params["nthread"] = self.threads
+        data = xgboost.DMatrix(x, y, nthread=self.threads)
+        self._trees = xgboost_trees(xgboost.train(params, data, self.rounds))
 
 
-@predictor("lightgbm")
-class LightGBMPredictor(TreePredictor):
-    """LightGBM on the flattened weights, with the authors' settings.
+@dataclass
+class LightGBM(TreeLearner):
+    """Gradient boosting or a random forest by LightGBM.
 
-    >>> LightGBMPredictor(patience=10).settings["patience"]
-    10
+    >>> LightGBM(patience=10, params=FOREST).params["boosting"]
+    'rf'
 
-    Args:
+    Attributes:
         rounds: largest number of trees.
         patience: rounds without a smaller validation error before training stops.
         threads: None for as many as OpenMP allows.
+        params: of LightGBM.
     """
 
-    title, place = "LightGBM", 4
+    rounds: int = 1000
+    patience: int = 50
+    threads: int | None = None
+    params: Mapping[str, Any] = field(default_factory=lambda: LIGHTGBM)
 
-    PARAMS: ClassVar[Mapping[str, Any]] = {
-        "objective": "regression",
-        "learning_rate": 0.1,
-        "num_leaves": 256,
-        "max_depth": 10,
-        "min_data_in_leaf": 50,
-        "bagging_fraction": 0.8,
-        "bagging_freq": 1,
-        "feature_fraction": 0.8,
-        "lambda_l1": 0.1,
-        "lambda_l2": 0.2,
-        "min_gain_to_split": 0.01,
-    }
-
-    def __init__(
-        self, rounds: int = 1000, patience: int = 50, threads: int | None = None
-    ) -> None:
-        self.settings = {"rounds": rounds, "patience": patience, "threads": threads}
-
-    def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
+    def fit(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
+        """Grow trees until the validation error no longer falls."""
         with needs_extra(PredictorError, "lightgbm", "baselines", "this predictor"):
             import lightgbm
-        default, share = self.PARAMS["min_data_in_leaf"], self.PARAMS["bagging_fraction"]
+        default, share = self.params["min_data_in_leaf"], self.params["bagging_fraction"]
         leaf = leaf_size(default, share, len(x))
         params = {
-            **self.PARAMS,
+            **self.params,
             "min_data_in_leaf": leaf,
             "histogram_pool_size": HISTOGRAMS_MB,
             "max_bin": BINS,
@@ -247,32 +257,17 @@ class LightGBMPredictor(TreePredictor):
             "force_col_wise": True,
             # Weights are hardly ever zero, so no two columns share one; to look takes a second.
             "enable_bundle": False,
-            "num_threads": self.settings["threads"] or 0,
+            "num_threads": self.threads or 0,
         }
         data = lightgbm.Dataset(x, y)
         sets: list[Any] = []
         stops: list[Any] = []
         if held is not None:
             sets = [lightgbm.Dataset(*held, reference=data)]
-            stops = [lightgbm.early_stopping(self.settings["patience"], verbose=False)]
-        booster = lightgbm.train(
-            params, data, self.settings["rounds"], valid_sets=sets, callbacks=stops
-        )
+            stops = [lightgbm.early_stopping(self.patience, verbose=False)]
+        booster = lightgbm.train(params, data, self.rounds, valid_sets=sets, callbacks=stops)
         text = booster.model_to_string(num_iteration=booster.best_iteration)
         self._trees = lightgbm_trees(text)
-
-
-@predictor("random_forest")
-class RandomForestPredictor(LightGBMPredictor):
-    """A random forest on the flattened weights: LightGBM's rf mode with the authors' settings.
-
-    >>> RandomForestPredictor(rounds=10).settings["rounds"]
-    10
-    """
-
-    title, place = "Random Forest", 5
-
-    PARAMS: ClassVar[Mapping[str, Any]] = {**LightGBMPredictor.PARAMS, "boosting": "rf"}
 
 
 def lightgbm_trees(text: str) -> TreeEnsemble:
