@@ -185,5 +185,5 @@ def test_trees_beyond_single_precision_predict_no_number(tmp_path: Path) -> None
     metadata = json.loads(record.read_text())
     metadata["sha256"] = {trees.name: hashlib.sha256(trees.read_bytes()).hexdigest()}
     record.write_text(json.dumps(metadata))
-    predicted = TabularPredictor.load(tmp_path).predict(networks(20, 2)[0])
+    predicted = Tabular.load(tmp_path).predict(networks(20, 2)[0])
     assert not predicted.isfinite().any()

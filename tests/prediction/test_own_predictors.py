@@ -13,10 +13,15 @@ import torch
 from made_networks import ABOUT, MIXED_ABOUT, check_killed_and_resumed, experiment, groups, parts
 from own_models import EVERY
 from safetensors.torch import load_file
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import nn
+from xgboost import XGBRegressor
 
 from tnfn_command import as_json, assert_refused, printed, tnfn
-from transformer_nfn.models import predictor
+from transformer_nfn.models import Tabular, predictor
 from transformer_nfn.models.own_module import declared
 from transformer_nfn.models.predictor import find
 from transformer_nfn.prediction import train
@@ -137,6 +142,27 @@ def test_python_trains_a_class(tmp_path: Path) -> None:
     assert len(run.predict(f"{ZOO}#0-2")) == 3
     assert run.evaluate(ZOO)["networks"] > 2
     assert -1 <= run.tau <= 1
+
+
+@pytest.mark.parametrize(
+    ("reads", "estimator"),
+    [
+        ("statistics", RandomForestRegressor(n_estimators=5)),
+        ("packed", Ridge(1e3)),
+        ("invariants", make_pipeline(StandardScaler(), Ridge(10.0))),
+        ("statistics", XGBRegressor(n_estimators=5)),
+    ],
+    ids=["forest", "ridge", "pipeline", "xgboost"],
+)
+def test_an_estimator_is_trained_and_needs_no_trust(
+    reads: str, estimator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(ZOO, Tabular(reads, estimator), seeds=2, out=tmp_path / "run")
+    (here,) = run.predict(f"{ZOO}#0")
+    monkeypatch.delitem(predictor._REGISTRY, run.record.model)  # as in a new process
+    (row,) = as_json("predict", tmp_path / "run", f"{ZOO}#0")
+    assert row["value"] == pytest.approx(here.value)
+    assert as_json("evaluate", tmp_path / "run", ZOO)["networks"] > 2
 
 
 def test_a_class_of_an_interpreter_works_in_its_process(

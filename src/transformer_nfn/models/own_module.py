@@ -58,8 +58,8 @@ from transformer_nfn.models.predictor import (
 )
 from transformer_nfn.models.pretrained import Inputs, Pretrained
 from transformer_nfn.models.statistics import signed_log
+from transformer_nfn.models.tabular import Tabular, tensor_statistics
 from transformer_nfn.models.task_reader import MAX_TOKENS
-from transformer_nfn.models.tensor_tables import tensor_statistics
 from transformer_nfn.models.whole_network.checkpoint_probes import ProbeFormat, checkpoint_outputs
 from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.models.whole_network.probes import probe_outputs
@@ -478,13 +478,18 @@ def entry_points() -> dict[str, str]:
     return {each.name: each.value for each in metadata.entry_points(group=ENTRY_POINTS)}
 
 
-def declared(predictor: str | type, reference: str = "") -> str:
+def declared(predictor: str | type | Tabular, reference: str = "") -> str:
     """Name of a predictor; a class of a user is imported where need be, and registered.
 
     Args:
-        predictor: a name, ``FILE.py:CLASS``, ``MODULE:CLASS``, or a class.
-        reference: by which a class is known; None to make one from its module.
+        predictor: a name, ``FILE.py:CLASS``, ``MODULE:CLASS``, a class, or a `Tabular`.
+        reference: by which a class is known; empty to make one from its module.
     """
+    if isinstance(predictor, Tabular):
+        of = classmethod(lambda cls, data, **options: predictor.fresh())
+        same = {"of": of, "load": Tabular.load, "reads": predictor.reads}
+        register(predictor.own_name, type("Own", (Tabular,), same))
+        return predictor.own_name
     if isinstance(predictor, str):
         text = entry_points().get(predictor, predictor)
         return declared(import_own(text), predictor) if ":" in text else predictor

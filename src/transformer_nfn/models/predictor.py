@@ -108,7 +108,7 @@ class Predictor:
     """
 
     code: ClassVar[Code | None] = None
-    reads: ClassVar[str] = TENSORS
+    reads: str = TENSORS
     zoos: ClassVar[tuple[str, ...]] = (BUILT,)
     any_size: ClassVar[bool] = False
     every_checkpoint: ClassVar[bool] = False
@@ -184,6 +184,18 @@ class Predictor:
 
 
 _REGISTRY: dict[str, list[type[Predictor]]] = {}
+_PREFIXES: dict[str, type[Predictor]] = {}
+"""Classes of predictors that are made from an object; their names begin so, see `prefixed`."""
+
+
+def prefixed(prefix: str) -> Callable[[Class], Class]:
+    """Let all names that begin with this word and a colon mean a class, unless registered."""
+
+    def add(cls: Class) -> Class:
+        _PREFIXES[prefix] = cls
+        return cls
+
+    return add
 
 
 def register(name: str, made: type[Predictor]) -> None:
@@ -218,7 +230,8 @@ def names(zoo: str | None = None, **facts: Any) -> list[str]:
 
 def find(name: str, zoo: str | None = None) -> type[Predictor]:
     """Class of a name that reads networks of a kind of zoo; an error lists those there are."""
-    classes = _REGISTRY.get(name, [])
+    made = _PREFIXES.get(name.partition(":")[0])
+    classes = _REGISTRY.get(name, [] if made is None else [made])
     if not classes:
         raise RunError(f"there is no model '{name}'; there are {', '.join(names())}")
     for each in classes:

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformer_nfn.errors import RunError
 from transformer_nfn.io.assets import resolve
+from transformer_nfn.models import Tabular
 from transformer_nfn.models.own_module import declared
 from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, find
 from transformer_nfn.prediction.data import (
@@ -62,7 +63,7 @@ class Run:
 
 def train(
     zoo: Path | str | Zoo | MixedZoo | ModelZoo,
-    predictor: str | type = "whole_network",
+    predictor: str | type | Tabular = "whole_network",
     *,
     out: Path | str | None = None,
     seeds: int = SEEDS,
@@ -84,7 +85,7 @@ def train(
 
     Args:
         zoo: a zoo, its folder or its name.
-        predictor: a name, ``FILE.py:CLASS``, ``MODULE:CLASS``, or a class.
+        predictor: a name, ``FILE.py:CLASS``, ``MODULE:CLASS``, a class, or a `Tabular`.
         out: the run folder; None for a temporary one.
         seeds: how many to train.
         options: of the predictor.
