@@ -82,17 +82,9 @@ class Fields:
         items = Fields(named, self._where, self._kind, self._path)
         return [read(items, name) for name in named]
 
-    def inner_items(self, key: str) -> list[Fields]:
-        """A list of objects."""
-        return self.each(key, Fields.inner)
-
     def refuse(self, key: str, expected: str) -> NoReturn:
         """Refuse a field that does not agree with others."""
         self._refuse(key, expected, self._get(key))
-
-    def has(self, key: str) -> bool:
-        """Whether the field is there and not null."""
-        return self.data.get(key) is not None
 
     def known(self, key: str) -> bool:
         """Whether the field, which must be there, is not null."""

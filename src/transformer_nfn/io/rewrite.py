@@ -201,18 +201,13 @@ def _as_json(fields: Mapping[str, Any]) -> bytes:
 
 def _files(checkpoint: Checkpoint, path: Path) -> tuple[Path | None, dict[Path, list[str]]]:
     """The folder of a checkpoint, if it is one, and its weight files with the tensors of each."""
-    if path.is_dir():
-        home, first = path, find_weights(path, str(path))
-    elif path.name.endswith(INDEX):
-        home, first = path.parent, path
-    else:
-        return None, {path: list(checkpoint)}
+    first = find_weights(path, str(path)) if path.is_dir() else path
     if not first.name.endswith(INDEX):
-        return home, {first: list(checkpoint)}
+        return path if path.is_dir() else None, {first: list(checkpoint)}
     held: dict[Path, list[str]] = {}
     for name, shard in read_shard_index(first).items():
         held.setdefault(shard, []).append(name)
-    return home, held
+    return path if path.is_dir() else path.parent, held
 
 
 def _check_place(source: Path, home: Path | None, out: Path) -> None:

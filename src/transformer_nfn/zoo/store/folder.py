@@ -189,7 +189,7 @@ def check_metadata(fields: Fields, where: str) -> None:
         _check_plan(fields)
     if origin == "damage":
         fields.inner("damage")
-    if fields.has("positions"):
+    if fields.data.get("positions") is not None:
         table = sizes.positions().numpy().ravel()
         try:
             data = base64.b64decode(fields.text("positions"), validate=True)
