@@ -21,9 +21,9 @@ from transformer_nfn.io.checkpoint import (
     STATE_DICTS,
     WEIGHTS,
     Checkpoint,
-    file_format,
     find_weights,
     read_shard_index,
+    reader_of,
     sentence_modules,
 )
 from transformer_nfn.io.files import atomic_file, atomic_folder, foreign_files
@@ -103,7 +103,7 @@ def rewritten(
             beside = stack.enter_context(atomic_file(target / names[file]))
             added = additions.tensors if additions.beside in held else {}
             shard: _Sink
-            if file_format(file) == "torch":
+            if reader_of(file) is StateDict:
                 shard = _StateDictSink(beside, file, added)
             else:
                 shard = stack.enter_context(_copying_sink(beside, file, added))

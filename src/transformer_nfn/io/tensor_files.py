@@ -421,10 +421,11 @@ def write_state_dict(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def _load(path: Path, where: str) -> dict[str, Tensor]:
     refused = f"'{where}' is not a plain state dict"
     try:
-        large = path.stat().st_size >= MAP_FROM
+        with path.open("rb") as file:  # only the newer format, a zip file, can be mapped
+            mapped = path.stat().st_size >= MAP_FROM and file.read(2) == b"PK"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about older formats
-            state = _load_weights(path, large)
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
     except Exception as error:  # torch raises many types for an invalid file
         raise CheckpointError(f"{refused}: {_reason(error)}") from error
     refused += " of tensors by name"
@@ -437,13 +438,6 @@ def _load(path: Path, where: str) -> dict[str, Tensor]:
             what = f"{name!r} is of kind" if wrong is value else f"the name {name!r} is of kind"
             raise CheckpointError(f"{refused}: {what} {type(wrong).__name__}")
     return dict(state)
-
-
-def _load_weights(path: Path, large: bool) -> Any:
-    # Only the newer format can be mapped; it is a zip file.
-    with path.open("rb") as file:
-        mapped = large and file.read(2) == b"PK"
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
 
 
 def _reason(error: Exception) -> str:
