@@ -26,7 +26,7 @@ def test_what_is_right_is_given() -> None:
     assert [item.data for item in f.each("l", Fields.inner)] == DATA["l"]
     assert f.choice("t", ("words", "numbers")) == "words"
     assert f.each("m", lambda m, name: m.each(name, lambda n, key: n.whole(key, -4))) == DATA["m"]
-    assert (f.known("none"), f.known("n")) == (False, True)
+    assert (f.has("none"), f.has("n"), f.has("other")) == (False, True, False)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,10 @@ class Fields:
         """Refuse a field that does not agree with others."""
         self._refuse(key, expected, self._get(key))
 
+    def has(self, key: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.data.get(key) is not None
+
     def known(self, key: str) -> bool:
         """Whether the field, which must be there, is not null."""
         return self._get(key) is not None

@@ -237,7 +237,7 @@ def _read_metadata(path: Path) -> dict[str, Any]:
     fields.text("predictor")
     fields.whole("width", 1, LARGEST_WIDTH)
     settings, sums = fields.inner("settings"), fields.inner("sha256")
-    if settings.data.get("threads") is not None:
+    if settings.has("threads"):
         settings.whole("threads", 0, MOST_THREADS)
     for name in sums.data:
         sums.text(name)

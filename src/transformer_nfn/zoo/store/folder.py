@@ -189,7 +189,7 @@ def check_metadata(fields: Fields, where: str) -> None:
         _check_plan(fields)
     if origin == "damage":
         fields.inner("damage")
-    if fields.data.get("positions") is not None:
+    if fields.has("positions"):
         table = sizes.positions().numpy().ravel()
         try:
             data = base64.b64decode(fields.text("positions"), validate=True)
