@@ -79,13 +79,12 @@ class Adapter(OpenFiles):
         self.where, self.checkpoint, self.config = where, checkpoint, config
         if (found := str(config.get("peft_type"))) != "LORA":
             raise CheckpointError(f"'{where}': peft_type expected LORA, found {found[:60]!r}")
-        for name, words in UNSUPPORTED.items():
-            if config.get(name):
-                raise CheckpointError(f"'{where}': an adapter with {words} is not supported")
+        unsupported = [words for name, words in UNSUPPORTED.items() if config.get(name)]
         start = str(config.get("init_lora_weights")).lower()
         if start.startswith(OF_THE_BASE):
-            words = f"factors taken from its base (init_lora_weights {start[:20]!r})"
-            raise CheckpointError(f"'{where}': an adapter with {words} is not supported")
+            unsupported.append(f"factors taken from its base (init_lora_weights {start[:20]!r})")
+        if unsupported:
+            raise CheckpointError(f"'{where}': an adapter with {unsupported[0]} is not supported")
         factors: dict[str, dict[str, str]] = {}
         embedded: set[str] = set()
         self.replaced: dict[str, str] = {}

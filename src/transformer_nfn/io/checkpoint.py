@@ -300,26 +300,25 @@ class _Shards:
     """Shards with an index of their tensors; see `TensorSource`."""
 
     def __init__(self, index: Path) -> None:
-        files = read_shard_index(index)
+        self._files = read_shard_index(index)
         self._open: dict[Path, TensorSource] = {}
-        self._at: dict[str, TensorSource] = {}
         self.infos: dict[str, TensorInfo] = {}
         self.metadata: dict[str, str] = {}
         with closed_on_error(self):
-            for path in dict.fromkeys(files.values()):
+            for path in dict.fromkeys(self._files.values()):
                 self._open[path] = _open_file(path, str(path))
                 self.metadata |= self._open[path].metadata
-            for name, path in files.items():
+            for name, path in self._files.items():
                 shard = self._open[path]
                 if name not in shard.infos:
                     raise CheckpointError(
                         f"'{index}' says that tensor '{name}' is in '{path.name}', where it is not"
                     )
-                self._at[name], self.infos[name] = shard, shard.infos[name]
+                self.infos[name] = shard.infos[name]
 
     def read(self, name: str) -> Tensor:
         """One tensor."""
-        return self._at[name].read(name)
+        return self._open[self._files[name]].read(name)
 
     def close(self) -> None:
         """Closes every shard."""

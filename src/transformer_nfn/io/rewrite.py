@@ -160,12 +160,8 @@ def _as_folder(
 ) -> Iterator[Write]:
     """A new folder for tensors that do not stand in the source as they are."""
     _check_place(path, path, out)
-    infos = {
-        name: info
-        for name in checkpoint
-        if (info := checkpoint.info(name)).weight_dtype is not None
-    }
-    infos |= additions.tensors
+    held = {**checkpoint.infos, **additions.tensors}
+    infos = {name: info for name, info in held.items() if info.weight_dtype is not None}
     with (
         atomic_folder(out) as target,
         atomic_file(target / CONFIG) as config,

@@ -283,7 +283,8 @@ def _parse_header(
                 _refuse(where, f"tensor '{name}' has a malformed dtype, shape or offset")
         key = (code, *shape)
         if key not in known:
-            known[key] = _info(code, tuple(shape))
+            info = TensorInfo(tuple(shape), DTYPES.get(code, (code, 0))[0])
+            known[key] = info, byte_count(info) if code in DTYPES else None
         info, size = known[key]
         if start > stop or base + stop > length:
             lies = f"tensor '{name}' lies at bytes {base + start} to {base + stop}"
@@ -294,12 +295,6 @@ def _parse_header(
         parts[name] = TensorPlace(info, base + start, base + stop)
     _check_tiling(parts, base, length, where)
     return parts, metadata
-
-
-def _info(code: str, shape: tuple[int, ...]) -> tuple[TensorInfo, int | None]:
-    """Shape and dtype by the file's word for it, and the number of bytes where that is known."""
-    word, bits = DTYPES.get(code, (code, 0))
-    return TensorInfo(shape, word), math.prod(shape) * bits // 8 if bits else None
 
 
 def _check_tiling(parts: Mapping[str, TensorPlace], base: int, length: int, where: str) -> None:
