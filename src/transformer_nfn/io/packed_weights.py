@@ -27,6 +27,7 @@ from transformer_nfn.io.tensor_files import TensorInfo, TensorSource
 QUANTISED = "quantization_config"
 WORD = 32
 BITS = (2, 3, 4, 8)
+# Parts that a matrix may lack.
 OPTIONAL = ("g_idx", "weight_g_idx", "weight_zero_point")
 LARGEST = 2**24
 """Rows or columns of a matrix."""
