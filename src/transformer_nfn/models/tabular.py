@@ -93,7 +93,7 @@ class TabularPredictor:
             )
         finite = np.isfinite(x).all(1)  # a tree would take NaN for a small number
         values = np.where(finite, self._read(x), np.nan)
-        return torch.from_numpy(values.astype(np.float32))
+        return torch.from_numpy(values).float()  # without the warning of NumPy where it overflows
 
     @property
     def num_parameters(self) -> int | None:
