@@ -117,7 +117,7 @@ class Adapter(OpenFiles):
             raise CheckpointError(f"'{folder}' holds no {WEIGHTS[0]}")
         path = inside(folder, found[0], folder)
         checkpoint = Checkpoint(str(path), open_source(path, str(path)))
-        with closed_on_error(checkpoint):
+        with closed_on_error(checkpoint.close):
             return Adapter(str(folder), checkpoint, config)
 
     @property

@@ -256,7 +256,7 @@ def open_source(path: Path, where: str) -> TensorSource:
 def _open_file(path: Path, where: str) -> TensorSource:
     os.close(open_handle(path, where))  # a reader would wait for the end of a pipe
     source = reader_of(path)(path, where)
-    with closed_on_error(source):
+    with closed_on_error(source.close):
         check_names(source.infos, where)
     return source
 
@@ -304,7 +304,7 @@ class _Shards:
         self._open: dict[Path, TensorSource] = {}
         self.infos: dict[str, TensorInfo] = {}
         self.metadata: dict[str, str] = {}
-        with closed_on_error(self):
+        with closed_on_error(self.close):
             for path in dict.fromkeys(self._files.values()):
                 self._open[path] = _open_file(path, str(path))
                 self.metadata |= self._open[path].metadata

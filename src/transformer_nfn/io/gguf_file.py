@@ -116,7 +116,7 @@ class GgufFile:
         self._gguf = gguf
         self._handle = open_handle(path, self._where)
         self._close = weakref.finalize(self, os.close, self._handle)
-        with closed_on_error(self), os.fdopen(os.dup(self._handle), "rb") as file:
+        with closed_on_error(self.close), os.fdopen(os.dup(self._handle), "rb") as file:
             try:
                 self.fields, self._places = self._header(file)
             except (struct.error, OverflowError, UnicodeDecodeError) as error:

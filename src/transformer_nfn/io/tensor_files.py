@@ -16,7 +16,7 @@ import re
 import struct
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -68,14 +68,7 @@ class TensorInfo:
         return TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
-class Closable(Protocol):
-    """What holds files open."""
-
-    def close(self) -> None:
-        """Close the files."""
-
-
-class TensorSource(Closable, Protocol):
+class TensorSource(Protocol):
     """Interface of a lazy tensor source, which `Checkpoint` makes a mapping of.
 
     A source raises `CheckpointError` where the bytes do not match its header. `Checkpoint` reads
@@ -92,6 +85,9 @@ class TensorSource(Closable, Protocol):
 
     def read(self, name: str) -> Tensor:
         """Read one tensor: contiguous, on the CPU, not shared."""
+
+    def close(self) -> None:
+        """Close the files."""
 
 
 class InMemory:
@@ -165,12 +161,12 @@ class TensorPlace(NamedTuple):
 
 
 @contextmanager
-def closed_on_error(files: Closable) -> Iterator[None]:
+def closed_on_error(close: Callable[[], None]) -> Iterator[None]:
     """Close files where the rest of their opening fails."""
     try:
         yield
     except BaseException:
-        files.close()
+        close()
         raise
 
 
@@ -192,7 +188,7 @@ class SafetensorsFile:
         self._where = where
         self._handle = open_handle(path, self._where)
         self._close = weakref.finalize(self, os.close, self._handle)
-        with closed_on_error(self):
+        with closed_on_error(self.close):
             raw, length = raw_header(self._handle, self._where)
             self._parts, self.metadata = parse_header(raw, length, self._where)
         self.infos = {name: part.info for name, part in self._parts.items()}
