@@ -25,8 +25,8 @@ PACKAGE = "transformer_nfn"
 # A room imports those before it. What is not a folder stands among the rooms where it belongs.
 HOUSE = (
     "errors", "notebook", "known_tasks", "spaces", "io", "native_code", "native_network",
-    "processes", "ray_cluster", "functional", "symmetry", "testing", "checkpoints", "nn",
-    "models", "zoo", "networks", "prediction", "paper", "report", "cli", "__main__",
+    "processes", "ray_cluster", "functional", "symmetry", "checkpoints", "nn", "models", "zoo",
+    "networks", "prediction", "testing", "paper", "report", "cli", "__main__",
 )  # fmt: skip
 # Of the zoo, these join what is on disk with how it is made; its store knows nothing of training.
 ZOO_JOINS = {f"{PACKAGE}.zoo", f"{PACKAGE}.zoo.verify"}

@@ -1,11 +1,16 @@
-"""Assertions for tests of maps and spaces: equivariant, invariant, same function."""
+"""Assertions for tests of maps, spaces and predictors: equivariant, invariant, same function."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -203,3 +208,135 @@ def write_example_checkpoint(folder: str | Path, seed: int = 0) -> Path:
     write_tensors(folder / "model.safetensors", weights)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def check_predictor(
+    predictor: Any, *, options: Mapping[str, Any] | None = None, networks: Any = None, seed: int = 0
+) -> None:
+    """Assert what every predictor of built networks keeps, by training it for an epoch.
+
+    Its predictions are finite numbers between 0 and 1 that depend neither on the batch nor on the
+    order of the networks, nor change these; a predictor that was saved, or whose training was
+    interrupted, gives the same; networks of another size are refused unless it reads any; and where
+    its class says that it is ``invariant``, moved networks are predicted alike.
+
+    >>> check_predictor("transformer_nfn", options={"channels": [2]})
+
+    Args:
+        predictor: a name, a reference, a class or a `Tabular`, as `prediction.train` takes it.
+        options: of the predictor.
+        networks: the `Parts` to train on; by default some that are made here.
+        seed: of these networks, and of the elements that move them.
+    """
+    from transformer_nfn.models import tensors_of
+    from transformer_nfn.models.own_module import declared
+    from transformer_nfn.models.predictor import BUILT, find
+    from transformer_nfn.prediction.predictors import predictor_builder, prepared
+    from transformer_nfn.zoo import NetworkSizes
+
+    name = declared(predictor)
+    cls = find(name, BUILT)
+    parts = example_networks(seed) if networks is None else networks
+    build = predictor_builder(name, parts.train, dict(options or {}))
+    fitted = _fitted(build, name, parts)
+    test = prepared(fitted, parts.test)
+    kept = {key: w.clone() for key, w in tensors_of(test.network).items()}
+    found = fitted.predict(test.network)
+    count = len(test)
+    _assert(found.shape == (count,) and found.dtype == torch.float32, name, "one number each")
+    _assert(bool(((found >= 0) & (found <= 1)).all()), name, "numbers between 0 and 1")
+    for key, w in tensors_of(test.network).items():
+        _assert(torch.equal(w, kept[key]), name, f"'{key}' left as it was")
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    for what, rows in (("in another order", order), ("alone", order[:1]), ("by two", order[:2])):
+        again = fitted.predict(prepared(fitted, parts.test.take(rows)).network)
+        _assert(torch.allclose(again, found[rows], atol=1e-5), name, f"the same networks {what}")
+    with tempfile.TemporaryDirectory() as folder:
+        fitted.save(folder)
+        stored = type(fitted).load(folder).predict(test.network)
+    _assert(torch.equal(stored, found), name, "the same predictions after it was saved")
+    if not hasattr(cls, "fit"):
+        _assert_resumed(build, name, parts)
+    if not cls.any_size:
+        sizes = NetworkSizes(**_EXAMPLE)
+        misfit = fitted.misfit(replace(sizes, blocks=3), sizes)
+        _assert(misfit is not None, name, "networks of another size refused")
+    if cls.invariant:
+        moved = fitted.predict(prepared(fitted, _moved(parts.test, seed)).network)
+        _assert(torch.allclose(moved, found, atol=1e-3), name, "moved networks predicted alike")
+
+
+_EXAMPLE = {
+    "tokens": 4, "classes": 3, "patch": 4, "d_model": 8, "heads": 2, "d_ff": 6, "blocks": 2,
+}  # fmt: skip
+_COUNTS = (24, 8, 8)
+
+
+def example_networks(seed: int = 0) -> Any:
+    """Small random networks as `Parts`; the larger their classifier, the better they are."""
+    from transformer_nfn.models import network_of
+    from transformer_nfn.prediction.data import Dataset, Parts
+    from transformer_nfn.zoo import NetworkSizes
+
+    sizes = NetworkSizes(**_EXAMPLE)
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for part, count in enumerate(_COUNTS):
+        skill = torch.rand(count, generator=generator)
+        named = {}
+        for name, shape in sizes.space.shapes.items():
+            scale = 0.2 + skill if name.startswith("classifier") else torch.ones(count)
+            noise = torch.randn(count, *shape, generator=generator)
+            named[name] = 0.3 * scale.reshape(-1, *[1] * len(shape)) * noise
+        columns = {"run": np.array([f"{part}-{i}" for i in range(count)]), "row": np.arange(count)}
+        data = Dataset(sizes.block_space, network_of(named), skill, columns, sizes.tokens)
+        made.append(data)
+    return Parts(*made)
+
+
+def _fitted(build: Callable[[], Any], name: str, parts: Any) -> Any:
+    """A predictor after one epoch, or after its own fit."""
+    from transformer_nfn.prediction.protocol import Protocol
+    from transformer_nfn.prediction.training import train_seeds
+
+    made = build()
+    if not hasattr(made, "fit"):
+        return train_seeds(build, parts, Protocol.of(name, 1, 8), [0]).modules[0]
+    held = parts.val.network, parts.val.accuracy
+    made.fit(parts.train.network, parts.train.accuracy, validation=held, seed=0)
+    return made
+
+
+def _assert_resumed(build: Callable[[], Any], name: str, parts: Any) -> None:
+    """A training of two epochs that was stopped behind the first ends with the same weights."""
+    from transformer_nfn.prediction.protocol import Protocol
+    from transformer_nfn.prediction.training import Execution, train_seeds
+
+    def stop(line: Mapping[str, Any]) -> None:
+        if line.get("epoch") == 2:
+            raise InterruptedError
+
+    protocol = Protocol.of(name, 2, 8)
+    whole = train_seeds(build, parts, protocol, [0]).modules[0].state_dict()
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.suppress(InterruptedError):
+            train_seeds(build, parts, protocol, [0], Execution(Path(folder), "", stop, 0.0))
+        again = train_seeds(build, parts, protocol, [0], Execution(Path(folder))).modules[0]
+    for key, w in again.state_dict().items():
+        _assert(torch.equal(w, whole[key]), name, f"'{key}' as in a training without interruption")
+        _assert(bool(w.isfinite().all()), name, f"'{key}' finite after the training")
+
+
+def _moved(data: Any, seed: int) -> Any:
+    """The networks with every block moved by a random element of its group."""
+    blocks = []
+    generator = torch.Generator().manual_seed(seed)
+    for block in data.network["blocks"]:
+        g = data.block_space.group.random(generator, batch=len(data), max_condition=10.0)
+        blocks.append(g.act(block))
+    return replace(data, network={**data.network, "blocks": blocks})
+
+
+def _assert(holds: bool, name: str, what: str) -> None:
+    if not holds:
+        raise AssertionError(f"'{name}': expected {what}")

@@ -451,8 +451,8 @@ def own_predictor(own: type, code: Code) -> type[OwnModule]:
     if reads not in READS:
         raise RunError(f"{where}: 'reads' expected one of {', '.join(READS)}, found {reads!r}")
     facts: dict[str, Any] = {"zoos": (BUILT, CHECKPOINTS), "title": code.name}
-    kinds = {"zoos": tuple, "any_size": bool, "every_checkpoint": bool, "protocol": Mapping,
-             "title": str, "place": int}  # fmt: skip
+    kinds = {"zoos": tuple, "any_size": bool, "every_checkpoint": bool, "invariant": bool,
+             "protocol": Mapping, "title": str, "place": int}  # fmt: skip
     for name, kind in kinds.items():
         if name in vars(own):
             if not isinstance(value := getattr(own, name), kind):

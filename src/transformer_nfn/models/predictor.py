@@ -103,6 +103,7 @@ class Predictor:
         any_size: whether it trains on networks of several sizes, and reads others.
         every_checkpoint: whether it also trains on the other checkpoints of the training runs.
         protocol: where its training deviates from the paper's: epochs, batch, lr.
+        invariant: whether symmetries of a block change no prediction.
         title: in tables and figures.
         place: in lists, and the number of its colour.
     """
@@ -113,6 +114,7 @@ class Predictor:
     any_size: ClassVar[bool] = False
     every_checkpoint: ClassVar[bool] = False
     protocol: ClassVar[Mapping[str, Any]] = {}
+    invariant: ClassVar[bool] = False
     title: ClassVar[str] = ""
     place: ClassVar[int] = OTHERS
 

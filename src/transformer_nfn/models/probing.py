@@ -104,6 +104,7 @@ class ProbeGen(TaskReader):
 
     reads = OUTPUTS
     title = "ProbeGen"
+    invariant = True
     protocol: ClassVar[Mapping[str, Any]] = {"batch": 32, "lr": 5e-4}
 
     def __init__(

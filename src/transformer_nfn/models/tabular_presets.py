@@ -82,6 +82,7 @@ class InvariantBoosting(Preset):
     """
 
     title, place = "Boosting on invariants", 6
+    invariant = True
     reads, learns, defaults = INVARIANTS, LightGBM, {"params": SMALL}
 
 
@@ -97,6 +98,7 @@ class InvariantMLP(Preset):
     """
 
     title, place = "MLP on invariants", 7
+    invariant = True
     reads, learns = INVARIANTS, SmallMLP
 
 

@@ -123,6 +123,7 @@ class TransformerNFN(Pretrained):
     """
 
     title, place = "Transformer-NFN", 0
+    invariant = True
     usual: ClassVar[Mapping[str, Any]] = {"pool": "sum", "init": "xavier"}
     """Options of a predictor that is trained by name."""
 

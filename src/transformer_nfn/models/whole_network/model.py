@@ -91,6 +91,7 @@ class WholeNetwork(TaskReader):
     every_checkpoint = True
     protocol: ClassVar[Mapping[str, Any]] = {"epochs": 30, "batch": 32, "lr": 2e-3}
     title, place = "Whole network", 8
+    invariant = True
     start_note = "finds probes, and what all networks answer to them"
     weight_decay = 0.5
     search = True
