@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.models.predictor import facts
+from transformer_nfn.models.predictor import find
 from transformer_nfn.prediction.data import (
     FRACTIONS,
     Selection,
@@ -66,7 +66,7 @@ def main() -> None:
         DamageOptions(HELD_OUT, given.count, rows=test, **how),
     ))  # fmt: skip
     for model in given.models.split(","):
-        parts = load_parts(zoo, Selection(all_checkpoints=facts(model).every_checkpoint))
+        parts = load_parts(zoo, Selection(all_checkpoints=find(model).every_checkpoint))
         copies = load_damaged(learn, zoo, parts)
         guarded, plain = (given.work / f"{model}-{name}" for name in ("guarded", "plain"))
         on = parts.to(given.device)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from transformer_nfn.cli.options import pick_device
 from transformer_nfn.models import WholeNetwork, map_network
-from transformer_nfn.models.predictor import BUILT, Predictor, facts, model_name, names
+from transformer_nfn.models.predictor import BUILT, Predictor, find, model_name, names
 from transformer_nfn.models.whole_network import probe_outputs
 from transformer_nfn.prediction.data import (
     Dataset,
@@ -119,7 +119,7 @@ def main() -> None:
 
 def fitted(model: str, zoo: Zoo, parts: Parts, given: argparse.Namespace) -> Predictor:
     """One seed of a predictor, trained or read."""
-    if not facts(model).every_checkpoint:
+    if not find(model).every_checkpoint:
         parts = replace(parts, more=None)
     out = given.out / model
     on = pick_device(given.device)

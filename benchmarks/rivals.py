@@ -29,7 +29,7 @@ from typing import Any
 
 from transformer_nfn.cli.options import pick_device
 from transformer_nfn.known_tasks import seeds_text, task_title
-from transformer_nfn.models.predictor import facts, model_name
+from transformer_nfn.models.predictor import find, model_name
 from transformer_nfn.prediction.data import Selection, describe_zoo, load_parts
 from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.protocol import Protocol
@@ -83,7 +83,7 @@ def main() -> None:
                 model = name.removesuffix(ONE_CHECKPOINT)
                 protocol = Protocol.of(model, given.epochs)
                 data = on_device
-                if not facts(name).every_checkpoint:
+                if not find(name).every_checkpoint:
                     data = replace(data, more=None)
                 experiment = Experiment(
                     model, range(given.seeds), protocol, {}, selection.to_json(), keep=False

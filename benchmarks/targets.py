@@ -15,7 +15,7 @@ from typing import Any
 
 from transformer_nfn.cli.options import pick_device
 from transformer_nfn.known_tasks import seeds_text
-from transformer_nfn.models.predictor import facts
+from transformer_nfn.models.predictor import find
 from transformer_nfn.prediction.data import Selection, describe_zoo, load_networks
 from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.runs import RunError, RunRecord
@@ -59,7 +59,7 @@ def measure(zoo: Zoo, column: str, model: str, given: argparse.Namespace) -> dic
         None if column in CHECKPOINT_COLUMNS else 75,
         max_train=given.train,
         target=column,
-        all_checkpoints=facts(model).every_checkpoint and column not in CHECKPOINT_COLUMNS,
+        all_checkpoints=find(model).every_checkpoint and column not in CHECKPOINT_COLUMNS,
     )
     try:
         networks = load_networks(zoo, selection).to(pick_device(given.device))

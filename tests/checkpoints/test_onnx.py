@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import warnings
 from contextlib import redirect_stdout
@@ -73,6 +74,10 @@ def test_weights_in_a_file_beside_it(bert: Path, tmp_path: Path) -> None:
         assert all(torch.equal(exported[name], original[name]) for name in original.names)
     (tmp_path / "out/model.onnx_data").write_bytes(b"\0" * 100)
     with open_model(file) as exported, pytest.raises(CheckpointError, match="cut short"):
+        exported["token"]
+    (tmp_path / "out/model.onnx_data").unlink()
+    os.mkfifo(tmp_path / "out/model.onnx_data")
+    with open_model(file) as exported, pytest.raises(CheckpointError, match="not a regular file"):
         exported["token"]
     (tmp_path / "out/model.onnx_data").unlink()
     with open_model(file) as exported, pytest.raises(CheckpointError, match="which is missing"):

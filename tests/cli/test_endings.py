@@ -13,12 +13,14 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tnfn_command import assert_refused, tnfn
 from transformer_nfn.cli.compare import EXIT
 from transformer_nfn.cli.endings import INTERNAL_FAULT, INTERRUPTED, PIPE_CLOSED, REFUSED
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.io.assets import CHECKOUT
+from transformer_nfn.testing import write_example_checkpoint
 
 VERDICTS = set(EXIT.values()) | {0, 1}
 """Of `tnfn compare` and `tnfn zoo verify`."""
@@ -32,6 +34,10 @@ ENDINGS: dict[str, tuple[BaseException, int, str]] = {
     "torch's memory": (
         RuntimeError("[enforce fail at x.cpp] . DefaultCPUAllocator: can't allocate memory: y"),
         REFUSED, "error: there is not enough memory for this\n",
+    ),
+    "a name that is not UTF-8": (
+        UnicodeEncodeError("utf-8", "nets/\udcff.pt", 5, 6, "surrogates not allowed"), REFUSED,
+        r"error: 'nets/\udcff.pt' is not UTF-8 and cannot be written: rename the file" + "\n",
     ),
     "interrupted": (KeyboardInterrupt(), INTERRUPTED, "interrupted\n"),
     "end of input": (EOFError(), INTERNAL_FAULT, "internal error: EOFError"),
@@ -103,12 +109,36 @@ def test_an_empty_word_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("inspect", ""), ("inspect", row, "--figure", ""), ("compare", row, ""),
         ("compare", "--matrix", ""), ("disguise", row, "--out", ""),
         ("fingerprint", row, "", row), ("fingerprint", row, "--search", ""),
+        ("diff", row, row, "--with", ""),
         ("architectures", "--architecture", ""), ("zoo", "info", ""), ("zoo", "import", ""),
         ("train", "mnist-sample", "--out", ""), ("predict", "mnist-boosting", ""), ("report", ""),
         ("reproduce", "table1", "mnist-sample", "--out", ""), ("demo", "--out", ""),
     ):  # fmt: skip
         assert_refused("expected a path or name, found ''", *words)
     assert not list(tmp_path.iterdir())
+
+
+def test_weights_whose_products_overflow_are_bad_input(tmp_path: Path) -> None:
+    """Whichever decomposition or assignment meets numbers that are not finite."""
+    large, usual = (write_example_checkpoint(tmp_path / str(seed), seed) for seed in range(2))
+    file = large / "model.safetensors"
+    save_file({name: w * 1e13 for name, w in load_file(file).items()}, file)
+    for words in (("inspect", large), ("compare", large, usual), ("diff", usual, large)):
+        done = tnfn(*words, "--json")
+        assert done.returncode in VERDICTS | {REFUSED}
+        json.loads(done.stdout, parse_constant=pytest.fail)
+
+
+def test_names_that_are_no_utf_8_make_no_record_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"\xff")
+    write_example_checkpoint(name)
+    assert_refused("is not UTF-8 and cannot be written", "fingerprint", name, "--out", "x.parquet")
+    shown = tnfn("fingerprint", name, "--json").stdout
+    json.loads(shown)["fingerprints"][0]["name"].encode()
+    assert os.listdir() == [name]
 
 
 def command(*words: object) -> list[str]:

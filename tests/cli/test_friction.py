@@ -1,5 +1,6 @@
 """Commands do what they say: which file they write, what they need, what they promise."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,6 @@ def test_architectures_lists_every_family_and_checks_a_data_file_of_ones_own(
     assert as_json("architectures", "--architecture", path)["mine"]["title"] == "Mine"
     path.write_text("title =")
     assert_refused(f"'{path}' is no data file", "architectures", "--architecture", path)
+    path.unlink()
+    os.mkfifo(path)
+    assert_refused("is not a regular file", "architectures", "--architecture", path)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import drawn_damage
 import file_damage as d
 import import_damage
 import onnx_damage
@@ -13,11 +14,12 @@ import own_damage
 import store_damage
 import tensor_damage
 from arguments import ARGUMENTS
-from expected import Case, Damage, Right
+from expected import Case, Damage, Right, Words
 
 REFUSED, EQUAL, ANSWERED = Right.REFUSED, Right.EQUAL, Right.ANSWERED
 UNCHANGED = Right.EQUAL_OR_REFUSED
-Words = tuple[str, ...]
+DRAWN = 0.6
+"""Share of the inputs whose damage is drawn from what they are."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +71,24 @@ def make(scenario: Scenario, seed: int, number: int, valid: Path, folder: Path) 
     """The damaged input of a number, in a folder of its own; the same for the same seed."""
     chance = Random(f"{seed} {number}")
     scenario.copy(valid, folder)
+    streams = drawn_damage.streams(chance)
     if not scenario.targets:
         words, right = chance.choice(ARGUMENTS)
-        return Case(words, Damage("the words themselves", right))
-    words = chance.choice(scenario.commands)
-    target = chance.choice(scenario.targets)
-    damage = chance.choice(target.damagers)
-    done = damage(chance, folder / target.path)
-    place = folder / target.path
-    if target.sign is not None and place.is_file() and not place.is_symlink():
-        target.sign(place)
-        done = Damage(f"signed, {done.what}", done.right)
-    return Case(words, done, scenario.answers, scenario.bad, scenario.varies)
+        return Case(words, Damage("the words themselves", right), streams=streams)
+    whole = words = chance.choice(scenario.commands)
+    if chance.random() < DRAWN:
+        if chance.random() < 0.3:
+            whole = words = tuple(word for word in words if word != "--json")
+        words, done = drawn_damage.draw(chance, folder, words)
+    else:
+        target = chance.choice(scenario.targets)
+        damage = chance.choice(target.damagers)
+        place = folder / target.path
+        done = damage(chance, place)
+        if target.sign is not None and place.is_file() and not place.is_symlink():
+            target.sign(place)
+            done = Damage(f"signed, {done.what}", done.right)
+    return Case(words, done, scenario.answers, scenario.bad, scenario.varies, whole, streams)
 
 
 PREDICT: Words = ("predict", "RUN", "ours.safetensors", "--json")
@@ -253,6 +261,15 @@ def _zoos() -> list[Scenario]:
             (*small, *index, *shards), varies=True,
         ),
         Scenario(
+            "zoo of a plan", ("built",),
+            (("zoo", "verify", "built", "--sample", "0", "--json"), ("zoo", "info", "built"),
+             ("zoo", "export", "built", "--out", "exported"), ("inspect", "built#1", "--json")),
+            (Target("built/zoo.json", (d.field_of_wrong_type(("plan", "plan/*", "runs", "seed"),
+                                                             UNCHANGED),), store_damage.sign_zoo),
+             Target("built/shards/00001.safetensors", (d.answered(d.unreadable),))),
+            bad=(1, 2),
+        ),
+        Scenario(
             "mixed zoo", ("mixed",), (("zoo", "info", "mixed", "--json"),),
             (
                 Target("mixed/kinds.json", (
@@ -261,6 +278,7 @@ def _zoos() -> list[Scenario]:
                     d.field_of_wrong_type(("format", "kind", "kinds", "kinds/*"), ANSWERED),
                     d.reformatted), store_damage.sign_kinds),
             ),
+            varies=True,  # it tells the size of the files
         ),
         Scenario(
             "training resumed", ("zoo", "half"),
@@ -272,6 +290,7 @@ def _zoos() -> list[Scenario]:
                     d.safetensors_header(ANSWERED))),
                 Target("half/log.jsonl", (d.flipped(ANSWERED), d.swapped("zoo/zoo.json"))),
             ),
+            varies=True,
         ),
     ]  # fmt: skip
 
@@ -442,6 +461,7 @@ def _checkpoints() -> list[Scenario]:
             "fingerprints", ("hub", "prints.parquet"),
             (("fingerprint", "hub", "--search", "prints.parquet", "--json"),),
             (Target("prints.parquet", (d.unreadable, d.flipped(ANSWERED), d.flipped(ANSWERED))),),
+            varies=True,
         ),
         Scenario(
             "fingerprints added", ("hub", "prints.parquet"),
@@ -454,6 +474,7 @@ def _checkpoints() -> list[Scenario]:
             (Target("pairs.json", (
                 d.something_else, d.json_text(ANSWERED), d.reformatted, d.field_of_wrong_type(
                     ("kind", "format", "pairs", "pairs/*"), ANSWERED))),),
+            varies=True,  # it holds checksums of the files
         ),
         Scenario(
             "own family", ("hub", "own.toml"),
@@ -513,6 +534,7 @@ def _own_networks() -> list[Scenario]:
                 Target("fleet/index.parquet", (own_damage.targets,) * 3),
                 Target("fleet/networks/00001/model.safetensors", (d.flipped(REFUSED), d.cut)),
             ),
+            varies=True,
         ),
         Scenario(
             "own predictor", ("runs/own", "llama", "hub", "bert", "net.safetensors"),

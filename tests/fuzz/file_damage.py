@@ -74,7 +74,7 @@ def answered(damager: Damager) -> Damager:
 
 def something_else(chance: Random, path: Path) -> Damage:
     """Something else under its name: other bytes, a folder, a pipe, a device."""
-    how = chance.choice(("bytes", "bytes", "bytes", "folder", "pipe", "link"))
+    how = chance.choice(("bytes", "bytes", "bytes", "folder", "pipe", "link", "loop"))
     if how == "bytes":
         return other_bytes(chance, path)
     path.unlink()
@@ -84,6 +84,8 @@ def something_else(chance: Random, path: Path) -> Damage:
         os.mkfifo(path)
     elif how == "link":
         path.symlink_to(chance.choice(("/proc/self/mem", "/dev/zero", "/dev/full")))
+    elif how == "loop":
+        path.symlink_to(path.name)
     return Damage(f"{path.name} {how}", Right.REFUSED)
 
 

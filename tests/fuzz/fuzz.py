@@ -42,11 +42,13 @@ def run(seed: int, numbers: range, folder: Path) -> list[dict[str, Any]]:
 def explain(result: dict[str, Any]) -> str:
     """What went wrong with one input, and how to see it again."""
     told = result["stderr"].strip().splitlines()[-1:] or [result["stdout"].strip()[-200:]]
-    return (
+    text = (
         f"#{result['number']} {result['fault']}: tnfn {shlex.join(result['words'])[:200]}\n"
-        f"    {result['damage']}; right: {result['right']}; status {result['status']} after "
-        f"{result['seconds']} s {result['writes'] or result['left'] or ''}\n    {told[0][:400]}"
+        f"    {result['damage']} {result['streams'] or ''}; right: {result['right']}; status "
+        f"{result['status']} after {result['seconds']} s {result['writes'] or result['left'] or ''}"
+        f"\n    {told[0][:400]}"
     )
+    return text.encode(errors="backslashreplace").decode()
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ A child is forked from this process, which imports the commands once and never s
 an input costs no interpreter start, an abort ends one child, and a hang is ended from here.
 """
 
+import fcntl
 import functools
 import gc
 import json
@@ -15,8 +16,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [
@@ -27,7 +29,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # Arrow's allocator would start one
 
 import torch  # noqa: E402
-from expected import Outcome  # noqa: E402
+from expected import Outcome, Right  # noqa: E402
 
 torch.set_num_threads(1)
 torch.set_num_interop_threads(1)
@@ -43,12 +45,19 @@ CHANGES = {
     "os.chmod": 0, "shutil.rmtree": 0,
 }  # fmt: skip
 """Events of Python's audit that change files, and which argument is the path."""
+NO_STREAMS: Mapping[int, str] = {}
 CACHES = ("TNFN_CACHE", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR")
 """Folders that commands may fill."""
 
 
-def in_child(run: Callable[[], int], folder: Path, limit: float) -> Outcome:
-    """Runs something in a forked child, in ``folder``, and says how it ended."""
+def in_child(
+    run: Callable[[], int], folder: Path, limit: float, streams: Mapping[int, str] = NO_STREAMS
+) -> Outcome:
+    """Runs something in a forked child, in ``folder``, and says how it ended.
+
+    Args:
+        streams: see `drawn_damage.streams`.
+    """
     logs = {name: folder.with_name(f"{folder.name}.{name}") for name in ("out", "err", "writes")}
     start = time.perf_counter()
     child = os.fork()
@@ -59,15 +68,21 @@ def in_child(run: Callable[[], int], folder: Path, limit: float) -> Outcome:
             for target, name in ((1, "out"), (2, "err")):
                 handle = os.open(logs[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 os.dup2(handle, target)
-            sys.stdout = os.fdopen(1, "w", encoding="utf-8")
-            sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace")
+            for number, how in streams.items():
+                _spoil(number, how)
+            sys.stdin = sys.__stdin__ = _stream(0, "r")
+            sys.stdout = sys.__stdout__ = _stream(1, "w")
+            sys.stderr = sys.__stderr__ = _stream(2, "w", "backslashreplace")
             os.chdir(folder)
             code = run()
         except BaseException:
             traceback.print_exc()
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                try:
+                    stream.flush()
+                except OSError:
+                    code = 120  # as Python ends then
             os._exit(code)
     status = _wait(child, limit)
     seconds = time.perf_counter() - start
@@ -79,6 +94,28 @@ def in_child(run: Callable[[], int], folder: Path, limit: float) -> Outcome:
         log.unlink(missing_ok=True)
     writes = sorted(set(texts["writes"].splitlines()))
     return Outcome(status, texts["out"], texts["err"], seconds, writes)
+
+
+def _spoil(number: int, how: str) -> None:
+    """Close a standard stream, make it full, or let its reader go."""
+    if how == "closed":
+        os.close(number)
+    elif how == "full":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), number)
+    else:
+        ends = os.pipe()
+        os.dup2(ends[number > 0], number)
+        os.close(ends[0])
+        os.close(ends[1])
+
+
+def _stream(number: int, mode: str, errors: str = "strict") -> Any:
+    """A standard stream as Python opens it; None if it is closed."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return None
+    return os.fdopen(number, mode, encoding="utf-8", errors=errors)
 
 
 def _wait(child: int, limit: float) -> int | None:
@@ -128,6 +165,7 @@ def command(words: tuple[str, ...], folder: Path) -> Callable[[], int]:
 def _watch(folder: Path) -> None:
     """Notes every path outside the folder that is written to, made, renamed or removed."""
     note = os.open(folder.with_name(f"{folder.name}.writes"), os.O_WRONLY | os.O_CREAT)
+    note = fcntl.fcntl(note, fcntl.F_DUPFD, 100)  # not the number of a stream that is closed
     home = os.path.realpath(folder)
     caches = [os.environ[name] for name in CACHES if name in os.environ]
     # Nothing can be made below /proc and /dev; where a user asks for that, it is tried.
@@ -197,22 +235,30 @@ def run_range(root: Path, seed: int, numbers: range, limit: float = LIMIT) -> No
         folder = root / f"case-{number}"
         shutil.rmtree(folder, ignore_errors=True)
         case = make(scenario, seed, number, valid, folder)
-        key = f"{scenario.name} {case.words}"
-        if case.damage.right.name.startswith("EQUAL") and key not in undamaged:
+        words = case.whole or case.words
+        key = f"{scenario.name} {words}"
+        if case.damage.right.name.startswith(("EQUAL", "ACC")) and key not in undamaged:
             whole = root / f"whole-{number}"
             scenario.copy(valid, whole)
-            undamaged[key] = case.words, in_child(command(case.words, whole), whole, limit)
+            undamaged[key] = words, in_child(command(words, whole), whole, limit)
             shutil.rmtree(whole, ignore_errors=True)
         there = set(folder.rglob("*"))
-        outcome = in_child(command(case.words, folder), folder, limit)
-        outcome.left = sorted(map(str, set(folder.rglob("*")) - there))
+        outcome = in_child(command(case.words, folder), folder, limit, case.streams)
+        left = sorted(set(folder.rglob("*")) - there)
+        outcome.left = [str(path.relative_to(folder)) for path in left]
+        outcome.records = [
+            path.read_text(errors="replace") for path in left
+            # A config of others may hold infinity, and is copied.
+            if path.suffix == ".json" and path.is_file() and not path.name.endswith("config.json")
+        ]  # fmt: skip
         before = undamaged.get(key, (case.words, outcome))[1]
         wrong = fault(case, outcome, before)
-        if before is not outcome and before.status not in case.answers:
+        if case.damage.right is Right.EQUAL and before.status not in case.answers:
             wrong = f"the undamaged input ends with {before.status}: {before.stderr}"
         line = {
             "number": number, "scenario": scenario.name, "words": case.words,
-            "damage": case.damage.what, "right": case.damage.right.name, "fault": wrong,
+            "damage": case.damage.what, "streams": case.streams,
+            "right": case.damage.right.name, "fault": wrong,
             "status": outcome.status, "seconds": round(outcome.seconds, 2),
             "stderr": outcome.stderr[-2000:], "stdout": outcome.stdout[-300:],
             "writes": outcome.writes, "left": outcome.left,

@@ -184,7 +184,7 @@ def _stored(chance: Random, path: Path, parts: tuple[str, ...], changes: Iterabl
         if name in OWN_ROWS and how.endswith("rows"):
             right = ANSWERED
         old, state[name] = state[name], change(state[name]).contiguous()
-        if old.dtype == state[name].dtype and torch.equal(old, state[name]):
+        if old.dtype == state[name].dtype and torch.equal(old.double(), state[name].double()):
             right = EQUAL  # whole numbers made whole numbers
     else:
         old = state.pop(name)

@@ -4,9 +4,12 @@ import csv
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -48,11 +51,19 @@ FLEET = 18
 
 ARCH = NetworkSizes(tokens=16, classes=3, patch=4, d_model=8, heads=2, d_ff=16, blocks=2)
 """Of networks on digits, as a zoo that was imported may hold them."""
+RECIPE = {"batch": 32, "select": "held"}
+IMPORTED: Mapping[str, Any] = {"origin": "import", "recipe": RECIPE}
+BUILT: Mapping[str, Any] = {
+    "origin": "build", "seed": 0, "runs": 2 * IN_A_SHARD,
+    "plan": [[f"{i:05d}" for i in range(n, n + IN_A_SHARD)] for n in (0, IN_A_SHARD)],
+    "recipe": {**RECIPE, "epochs": 4, "precision": "float32", "percents": [50, 75, 100]},
+}  # fmt: skip
 
 
 def build(folder: Path) -> None:
     """Writes one of everything below ``folder``."""
     _zoo(folder / "zoo")
+    _zoo(folder / "built", replace(ARCH, classes=10), BUILT)
     about = ABOUT | {"architecture": ARCH.to_json()}
     parts = Parts(made(40, 0, ARCH), made(16, 1, ARCH), made(16, 2, ARCH))
     for model, options in RUNS.items():
@@ -68,28 +79,28 @@ def build(folder: Path) -> None:
     (folder / "own.toml").write_text('extends = "gpt2"\n[config]\nn_head = 4\n')
 
 
-def _zoo(path: Path) -> None:
-    data = made(2 * IN_A_SHARD, 5, ARCH)
-    flat = ARCH.from_named({n: w for n, w in _named(data).items()})
+def _zoo(path: Path, sizes: NetworkSizes = ARCH, plan: Mapping[str, Any] = IMPORTED) -> None:
+    data = made(2 * IN_A_SHARD, 5, sizes)
+    flat = sizes.from_named({n: w for n, w in _named(data).items()})
     (path / "shards").mkdir(parents=True)
     about = {
-        "origin": "import", "task": {"name": "digits", "samples": None, "provenance": {}},
-        "recipe": {"batch": 32, "select": "held"}, "seeds": "each", "dtype": "float32",
-        "shards": 2,
+        "task": {"name": "digits", "samples": None, "provenance": {}},
+        "seeds": "each", "dtype": "float32", "shards": 2, **plan,
     }  # fmt: skip
-    folder = Folder.create(path, ARCH, about)
+    folder = Folder.create(path, sizes, about)
     for i, shard in enumerate(folder.shards):
         chosen = range(i * IN_A_SHARD, (i + 1) * IN_A_SHARD)
         rows = [
             {
-                "run": f"run{r}", "optimizer": "adam", "learning_rate": 0.001, "l2": 0.0,
+                "run": f"{r:05d}" if "plan" in plan else f"run{r}",
+                "optimizer": "adam", "learning_rate": 0.001, "l2": 0.0,
                 "init_std": 0.1, "dropout": 0.0, "train_fraction": 1.0, "seed": r, "epoch": 3,
                 "percent": 75, "best": False, "crashed": False,
                 "test_accuracy": float(data.accuracy[r]),
             }
             for r in chosen
         ]  # fmt: skip
-        write_shard(folder.shard_path(shard), ARCH, flat[list(chosen)], rows, {})
+        write_shard(folder.shard_path(shard), sizes, flat[list(chosen)], rows, {})
     folder.merge()
 
 

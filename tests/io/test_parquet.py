@@ -1,8 +1,12 @@
 """Parquet files are read without a thread of Arrow's: such threads abort some processes at exit."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.io.files import read_parquet, write_parquet
 
 ASSETS = Path(__file__).parents[2] / "assets"
 CODE = """
@@ -24,3 +28,9 @@ assert threads() > before, "Arrow's own way starts some, or this test says nothi
 
 def test_reading_starts_no_thread() -> None:
     subprocess.run([sys.executable, "-c", CODE, str(ASSETS)], check=True)
+
+
+def test_a_name_may_be_any_bytes(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff.parquet")
+    write_parquet(path, {"x": [1, 2]}, TransformerNFNError)
+    assert read_parquet(path).to_pydict() == {"x": [1, 2]}

@@ -1,5 +1,6 @@
 """Predictors that fit themselves: they learn, come back from a folder, and say what is wrong."""
 
+import hashlib
 import json
 import sys
 from functools import cache, partial
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from scipy.stats import kendalltau
 from torch import Tensor
 
@@ -172,3 +174,16 @@ def test_a_missing_library_names_the_extra(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(TransformerNFNError, match=r"pip install 'transformer-nfn\[baselines\]'"):
         CASES[name]().fit(*networks(60, 0))
+
+
+def test_trees_beyond_single_precision_predict_no_number(tmp_path: Path) -> None:
+    """And no library warns of it on the way."""
+    few = XGBoostPredictor(rounds=3).fit(*networks(20, 0), validation=networks(8, 1), seed=0)
+    few.save(tmp_path)
+    trees, record = tmp_path / "trees.safetensors", tmp_path / "predictor.json"
+    save_file({n: w * 1e55 if n == "value" else w for n, w in load_file(trees).items()}, trees)
+    metadata = json.loads(record.read_text())
+    metadata["sha256"] = {trees.name: hashlib.sha256(trees.read_bytes()).hexdigest()}
+    record.write_text(json.dumps(metadata))
+    predicted = Tabular.load(tmp_path).predict(networks(20, 2)[0])
+    assert not predicted.isfinite().any()

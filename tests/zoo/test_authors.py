@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import pickle
 import zipfile
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from literal_network import literal_logits
+from transformer_nfn.checkpoints import open_model
+from transformer_nfn.errors import CheckpointError
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo import ImportFileError, NetworkSizes, Recipe, StoreError, Zoo, sample
 from transformer_nfn.zoo.authors import import_authors
@@ -130,6 +133,28 @@ def test_import_and_export_round_trip(
         before.pop("encoder.0.attention.queries.bias", None)
         assert before.keys() == after.keys()
         assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+def test_a_source_whose_name_is_not_utf_8_is_spelled(tmp_path: Path) -> None:
+    import_authors(write_theirs(tmp_path / os.fsdecode(b"\xff"), "mnist"), tmp_path / "zoo")
+    task = Folder.open(tmp_path / "zoo").metadata["task"]
+    assert task["provenance"] == {"imported": r"\xff"}
+
+
+@pytest.mark.parametrize("source", ["{", '{"seed": 1}', '{"file": 3}'])
+def test_a_damaged_source_of_a_row_is_refused(source: str, tmp_path: Path) -> None:
+    zoo = import_authors(write_theirs(tmp_path / "theirs", "mnist"), tmp_path / "zoo")[0]
+    zoo.table["source"][3] = source
+    with pytest.raises(StoreError, match="a row of the zoo"):
+        export_authors(zoo, tmp_path / "out")
+
+
+def test_a_file_with_half_an_embedding_is_refused(tmp_path: Path) -> None:
+    state = their_state("mnist", 0, 10)
+    del state["embedding.conv1.weight"]
+    torch.save(state, tmp_path / "net.pt")
+    with pytest.raises(CheckpointError, match="lacks the matrix of the embedding"):
+        open_model(tmp_path / "net.pt")
 
 
 def test_an_imported_network_computes_what_its_file_says(tmp_path: Path) -> None:

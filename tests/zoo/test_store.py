@@ -1,5 +1,6 @@
 """A zoo on disk: what is read is what was written, and damage is detected."""
 
+import io
 import json
 import pickle
 import re
@@ -12,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
@@ -255,6 +258,17 @@ def test_a_shard_of_a_zoo_with_other_seeds_is_found(copy: Path, tmp_path: Path) 
         assert ("'seed' of run" if lost else "does not match its checksum") in problem
         with pytest.raises(StoreError, match=r"00001\.safetensors: ('seed' of run|damaged)"):
             build(copy, SMALL)
+
+
+def test_a_name_that_stands_twice_in_the_index_is_found(copy: Path) -> None:
+    data = (copy / "index.parquet").read_bytes()
+    table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+    shards = table.schema.metadata[b"shards"].replace(b"{", b'{"00000": 1, ')
+    out = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata({"shards": shards}), out)
+    Checksums(copy).replace("index.parquet", out.getvalue())
+    with pytest.raises(StoreError, match="'00000' stands in it twice"):
+        Zoo.open(copy)
 
 
 def test_an_index_of_other_rows_is_found(copy: Path) -> None:

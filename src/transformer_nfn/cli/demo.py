@@ -222,7 +222,7 @@ def _train_predictors(
 
 def _train_one(root: Path, size: Size, job: tuple[str, str]) -> RunRecord:
     """Train a model on a zoo, given the kind of its seeds and the model."""
-    from transformer_nfn.models.predictor import facts
+    from transformer_nfn.models.predictor import find
     from transformer_nfn.prediction.data import Selection, describe_zoo
     from transformer_nfn.prediction.experiment import Experiment, train_run
     from transformer_nfn.prediction.protocol import Protocol
@@ -234,7 +234,7 @@ def _train_one(root: Path, size: Size, job: tuple[str, str]) -> RunRecord:
         model,
         range(size.seeds),
         # Probes are a hundred times the work of reading weights, and learn in fewer passes.
-        Protocol.of(model, size.probe_epochs if facts(model).every_checkpoint else size.epochs),
+        Protocol.of(model, size.probe_epochs if find(model).every_checkpoint else size.epochs),
         selection=Selection().to_json(),
     )
     # On one core seeds that share their steps are no faster, those of the MLP slower.

@@ -26,7 +26,7 @@ def diff_command(
     first: NetworkArgument,
     second: NetworkArgument,
     third: Annotated[
-        str | None,
+        Path | None,
         typer.Option("--with", metavar="C", help="Explain B as a mixture of A and this model."),
     ] = None,
     architecture: ArchitectureOption = None,
@@ -73,7 +73,7 @@ def diff_command(
     echo_result(difference, as_json)
 
 
-def _open(name: str, options: OpenOptions) -> Model:
+def _open(name: str | Path, options: OpenOptions) -> Model:
     from transformer_nfn.networks import resolve_network
 
     return resolve_network(name).open_model(options)

@@ -130,9 +130,14 @@ def explained() -> Iterator[None]:
         _end_quietly(PIPE_CLOSED)
     except OSError as error:
         _end(REFUSED, f"error: {_file_fault(error)}")
+    except UnicodeEncodeError as error:  # names of files may be any bytes, and stand in new files
+        name = error.object[max(error.start - 40, 0) : error.end + 40]
+        _end(REFUSED, f"error: {name!r} is not UTF-8 and cannot be written: rename the file")
     except Exception as error:
         if _is_out_of_memory(error):
             _end(REFUSED, "error: there is not enough memory for this")
+        if _is_overflow(error):
+            _end(REFUSED, "error: numbers computed from the weights overflow: some are too large")
         if hasattr(error, "format_message"):  # the parser of the command line rejected a word
             _end_misuse(error)
         if _is_of_the_gpu(error):
@@ -204,6 +209,12 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and (
         "can't allocate memory" in text or "not enough memory" in text or "out of memory" in text
     )
+
+
+def _is_overflow(error: Exception) -> bool:
+    """Whether a decomposition or an assignment was given numbers that are not finite."""
+    words = ("non-finite", "failed to converge", "invalid numeric entries", "infs or NaNs")
+    return isinstance(error, RuntimeError | ValueError) and any(w in str(error) for w in words)
 
 
 def _is_of_the_gpu(error: Exception) -> bool:

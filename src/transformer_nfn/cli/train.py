@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +38,14 @@ RunArgument = Annotated[
         help="A run folder, from `tnfn train`, or its name.", callback=named("predictor")
     ),
 ]
+TrustOption = Annotated[
+    bool,
+    typer.Option("--trust", help="Run a predictor's own code, if it is what the run recorded."),
+]
+OwnModelOption = Annotated[
+    str | None,
+    typer.Option("--model", help="A class of yours to use instead of the recorded code."),
+]
 BatchOption = Annotated[
     int, typer.Option(min=1, max=10**6, help="Networks in memory at once.")
 ]
@@ -52,10 +61,15 @@ def train_command(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder to write.")] = None,
     model: Annotated[
-        str | None,
+        str,
         typer.Option(
-            help="Which predictor; `--model list` names them. By default whole_network."
+            help="Which predictor; `--model list` names them. A class of yours is FILE.py:CLASS "
+            "or MODULE:CLASS; its code is run."
         ),
+    ] = "whole_network",
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="An option of the predictor."),
     ] = None,
     target: Annotated[
         str,
@@ -127,29 +141,18 @@ def train_command(
 
       tnfn train mixed --leave-out w48-h4-d3 --out run
 
+      tnfn train zoo --model own.py:SetEncoder --option width=128 --out run
+
       tnfn train mnist-sample --out run   # by name, see `tnfn assets`
     """
-    from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, facts, find, names
-    from transformer_nfn.prediction.data import (
-        Parts,
-        Selection,
-        describe_zoo,
-        load_damaged,
-        load_networks,
-    )
-    from transformer_nfn.prediction.experiment import Experiment, check_networks, train_run
-    from transformer_nfn.prediction.own_networks import describe_own_zoo, load_own_networks
-    from transformer_nfn.prediction.protocol import Protocol
-    from transformer_nfn.prediction.target import CHECKPOINT_COLUMNS, target_columns
-    from transformer_nfn.prediction.training import Execution
-    from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo, open_zoo
-    from transformer_nfn.zoo.damage import parse_damages
+    from transformer_nfn.models.predictor import names
+    from transformer_nfn.prediction.api import train
+    from transformer_nfn.prediction.target import target_columns
+    from transformer_nfn.zoo import open_zoo
 
     if model == "list":
         echo_json(names()) if as_json else typer.echo("\n".join(names()))
         return
-    if model is not None:
-        find(model)
     if zoo is not None and target == "list":
         columns = target_columns(open_zoo(zoo))
         echo_json(columns) if as_json else typer.echo("\n".join(columns))
@@ -157,48 +160,41 @@ def train_command(
     if zoo is None or out is None:
         missing = "a zoo to train on" if zoo is None else "the run folder to write with --out"
         raise TransformerNFNError(f"name {missing}, as in tnfn train ZOO --out RUN")
-    options = {} if channels is None else {"channels": _channels(channels)}
-    opened = open_zoo(zoo)
-    own = isinstance(opened, ModelZoo)
-    model = model or "whole_network"
-    if own and (damaged is not None or leave_out is not None or min_accuracy):
-        raise TransformerNFNError(
-            f"'{zoo}' holds checkpoints of any family: train on it without --damaged, --leave-out "
-            "and --min-accuracy"
-        )
-    about = facts(model, CHECKPOINTS if own else BUILT)
-    check_networks(model, mixed=isinstance(opened, MixedZoo), damaged=damaged is not None)
-    selection = Selection(
-        None if own or target in CHECKPOINT_COLUMNS else percent,
-        min_accuracy,
-        target=target,
-        all_checkpoints=about.every_checkpoint,
-        leave_out=() if leave_out is None else tuple(leave_out.split(",")),
-    )
     with epochs_bar(model, quiet=as_json) as report:
-        networks = (
-            load_own_networks(opened, selection, model, report)
-            if isinstance(opened, ModelZoo)
-            else load_networks(opened, selection)
+        run = train(
+            zoo,
+            model,
+            out=out,
+            seeds=seeds,
+            options=_options(options or [], channels),
+            target=target,
+            percent=percent,
+            min_accuracy=min_accuracy,
+            leave_out=() if leave_out is None else leave_out.split(","),
+            damaged=damaged,
+            hold_out=hold_out,
+            epochs=epochs,
+            batch=batch,
+            lr=lr,
+            device=pick_device(device),
+            save_every=save_every,
+            report=report,
         )
-    if hold_out is not None and damaged is None:
-        raise TransformerNFNError("--hold-out chooses among damaged networks: name --damaged DIR")
-    copies = None
-    if damaged is not None and isinstance(opened, Zoo) and isinstance(networks, Parts):
-        ignored = None if hold_out is None else parse_damages(hold_out)
-        copies = load_damaged(Zoo.open(damaged), opened, networks, ignored)
-    networks = networks.to(pick_device(device))
-    protocol = Protocol.of(model, epochs, batch, lr)
-    with epochs_bar(model, quiet=as_json) as report:
-        record = train_run(
-            describe_own_zoo(opened) if isinstance(opened, ModelZoo) else describe_zoo(opened),
-            networks,
-            Experiment(model, range(seeds), protocol, options, selection.to_json()),
-            out,
-            damaged=opened if isinstance(opened, ModelZoo) else copies,
-            execution=Execution(report=report, save_every=save_every),
-        )
-    _show(record, out, as_json)
+    _show(run.record, out, as_json)
+
+
+def _options(pairs: list[str], channels: str | None) -> dict[str, Any]:
+    """Options of a predictor from ``NAME=VALUE``, values as JSON or else as text."""
+    found: dict[str, Any] = {} if channels is None else {"channels": _channels(channels)}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise TransformerNFNError(f"--option expected NAME=VALUE, found '{pair}'")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
 
 
 def _channels(text: str) -> list[int]:
@@ -238,6 +234,8 @@ def evaluate_command(
     percent: Annotated[int, typer.Option(help="Which checkpoint of each run.")] = 75,
     device: DeviceOption = "auto",
     batch: BatchOption = 512,
+    trust: TrustOption = False,
+    model: OwnModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a trained predictor on its test set or another zoo.
@@ -267,7 +265,7 @@ def evaluate_command(
     with networks_bar("evaluate", quiet=as_json) as report:
         scores = evaluate(
             run, zoo, percent=percent, min_accuracy=min_accuracy,
-            device=pick_device(device), batch=batch, report=report,
+            device=pick_device(device), batch=batch, report=report, trust=trust, model=model,
         )  # fmt: skip
     if as_json:
         echo_json(scores)
@@ -329,6 +327,8 @@ def predict_command(
     batch: BatchOption = 512,
     family: FamilyOption = None,
     settings: SetOption = None,
+    trust: TrustOption = False,
+    model: OwnModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Predict accuracy, or another target, from weights.
@@ -354,7 +354,7 @@ def predict_command(
     with networks_bar("predict", quiet=as_json) as report:
         predictions = predict(
             run, checkpoints, device=pick_device(device), batch=batch, report=report,
-            options=open_options(None, family, settings),
+            options=open_options(None, family, settings), trust=trust, model=model,
         )  # fmt: skip
     if as_json:
         records = [asdict(p) for p in predictions]

@@ -291,8 +291,8 @@ def read_parquet(source: Path | bytes) -> Any:
 def write_parquet(path: Path, columns: Mapping[str, Any], kind: type[TransformerNFNError]) -> None:
     """Write columns as a Parquet file, atomically; ``kind`` is raised where Arrow is missing."""
     pa, pq = import_arrow(kind, f"writing {path.name}")
-    with atomic_file(path) as beside:
-        pq.write_table(pa.table(dict(columns)), beside)
+    with atomic_file(path) as beside, beside.open("wb") as file:  # Arrow takes only UTF-8 names
+        pq.write_table(pa.table(dict(columns)), file)
 
 
 def blank_figure(

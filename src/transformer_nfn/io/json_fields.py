@@ -155,21 +155,26 @@ def _no_constant(text: str) -> NoReturn:
 
 
 def json_text(value: Any, **layout: Any) -> str:
-    """A value as JSON; numbers that are not finite, which JSON does not have, are null.
+    """A value as JSON that every program reads.
+
+    Numbers that are not finite, which JSON does not have, are null; bytes of a file's name that
+    are not UTF-8 are spelled.
 
     >>> json_text({"tau": 0.5, "error": math.nan})
     '{"tau": 0.5, "error": null}'
     """
-    return json.dumps(_finite(value), allow_nan=False, **layout)
+    return json.dumps(_representable(value), allow_nan=False, **layout)
 
 
-def _finite(value: Any) -> Any:
+def _representable(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {_representable(key): _representable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+        return [_representable(inner) for inner in value]
     return value
 
 

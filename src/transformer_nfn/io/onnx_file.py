@@ -20,7 +20,7 @@ from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError, needs_extra
 from transformer_nfn.io.files import explained_read, read_regular
-from transformer_nfn.io.tensor_files import TensorInfo, inside, read_at
+from transformer_nfn.io.tensor_files import TensorInfo, inside, open_handle, read_at
 
 if TYPE_CHECKING:
     from onnx import GraphProto, TensorProto
@@ -122,7 +122,7 @@ class OnnxFile:
         offset = int(fields.get("offset", "0"))
         if offset < 0 or int(fields.get("length", size)) != size:
             raise ValueError
-        with path.open("rb") as file:
+        with open(open_handle(path, str(path)), "rb") as file:
             return read_at(file.fileno(), offset, size, str(path)).view(dtype)
 
     def _refuse(self, why: str, error: BaseException | None = None) -> NoReturn:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from transformer_nfn.errors import RunError
+from transformer_nfn.models.own_code import Code
 from transformer_nfn.spaces import WeightSpace
 
 BUILT, CHECKPOINTS = "built", "checkpoints"
@@ -93,12 +93,12 @@ class Networks(Protocol):
         """Select networks."""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a predictor's class says of itself, each in an attribute of this name.
+class Predictor:
+    """Base of this package's predictors: what a class need not say of itself.
 
     Attributes:
-        reads: what it is given of a network.
+        code: where the class of a user comes from; None for those of this package.
+        reads: what it is given of a network, one of `READS`.
         zoos: whose networks it reads, `BUILT` and `CHECKPOINTS`.
         any_size: whether it trains on networks of several sizes, and reads others.
         every_checkpoint: whether it also trains on the other checkpoints of the training runs.
@@ -107,23 +107,14 @@ class Facts:
         place: in lists, and the number of its colour.
     """
 
+    code: ClassVar[Code | None] = None
     reads: str = TENSORS
-    zoos: tuple[str, ...] = (BUILT,)
-    any_size: bool = False
-    every_checkpoint: bool = False
-    protocol: Mapping[str, Any] = field(default_factory=dict)
-    title: str = ""
-    place: int = OTHERS
-
-    @staticmethod
-    def of(predictor: type[Predictor]) -> Facts:
-        """What a class says, and the defaults where it is silent."""
-        names = [each.name for each in fields(Facts) if hasattr(predictor, each.name)]
-        return Facts(**{name: getattr(predictor, name) for name in names})
-
-
-class Predictor:
-    """Base of this package's predictors: what a class need not say of itself."""
+    zoos: ClassVar[tuple[str, ...]] = (BUILT,)
+    any_size: ClassVar[bool] = False
+    every_checkpoint: ClassVar[bool] = False
+    protocol: ClassVar[Mapping[str, Any]] = {}
+    title: ClassVar[str] = ""
+    place: ClassVar[int] = OTHERS
 
     @property
     def any_task(self) -> bool:
@@ -139,6 +130,11 @@ class Predictor:
     def of(cls, data: Networks, **options: Any) -> Self:
         """A predictor of networks like these."""
         raise NotImplementedError
+
+    @classmethod
+    def of_all(cls, data: Sequence[Networks], **options: Any) -> Self:
+        """A predictor of networks of several sizes."""
+        return cls.of(data[0], **options)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
@@ -188,16 +184,33 @@ class Predictor:
 
 
 _REGISTRY: dict[str, list[type[Predictor]]] = {}
+_PREFIXES: dict[str, type[Predictor]] = {}
+"""Classes of predictors that are made from an object; their names begin so, see `prefixed`."""
+
+
+def prefixed(prefix: str) -> Callable[[Class], Class]:
+    """Let all names that begin with this word and a colon mean a class, unless registered."""
+
+    def add(cls: Class) -> Class:
+        _PREFIXES[prefix] = cls
+        return cls
+
+    return add
+
+
+def register(name: str, made: type[Predictor]) -> None:
+    """Let a name mean this class alone, for all zoos."""
+    _REGISTRY[name] = [made]
 
 
 def predictor(name: str) -> Callable[[Class], Class]:
     """Register a class under a name; one for each kind of zoo may share it."""
 
-    def register(cls: Class) -> Class:
+    def add(cls: Class) -> Class:
         _REGISTRY.setdefault(name, []).append(cls)
         return cls
 
-    return register
+    return add
 
 
 def names(zoo: str | None = None, **facts: Any) -> list[str]:
@@ -208,7 +221,7 @@ def names(zoo: str | None = None, **facts: Any) -> list[str]:
     """
     found = {}
     for name, classes in _REGISTRY.items():
-        for each in map(Facts.of, classes):
+        for each in classes:
             fits = all(getattr(each, key) == value for key, value in facts.items())
             if fits and (zoo is None or zoo in each.zoos):
                 found[name] = each.place
@@ -217,26 +230,27 @@ def names(zoo: str | None = None, **facts: Any) -> list[str]:
 
 def find(name: str, zoo: str | None = None) -> type[Predictor]:
     """Class of a name that reads networks of a kind of zoo; an error lists those there are."""
-    classes = _REGISTRY.get(name, [])
+    made = _PREFIXES.get(name.partition(":")[0])
+    classes = _REGISTRY.get(name, [] if made is None else [made])
     if not classes:
         raise RunError(f"there is no model '{name}'; there are {', '.join(names())}")
     for each in classes:
-        if zoo is None or zoo in Facts.of(each).zoos:
+        if zoo is None or zoo in each.zoos:
             return each
     what = {BUILT: "networks of a built zoo", CHECKPOINTS: "checkpoints of any family"}
     raise RunError(f"'{name}' does not read {what[zoo or BUILT]}: train {', '.join(names(zoo))}")
 
 
-def facts(name: str, zoo: str | None = None) -> Facts:
-    """Facts about the predictor of a name."""
-    return Facts.of(find(name, zoo))
+def known_code(name: str) -> Code | None:
+    """Where the user's class of a name comes from, if this process has it."""
+    return _REGISTRY[name][0].code if name in _REGISTRY else None
 
 
 def model_name(name: str, otherwise: str | None = None) -> str:
     """Display name of a predictor; of another text ``otherwise``, or itself."""
-    return (facts(name).title if name in _REGISTRY else otherwise) or name
+    return (_REGISTRY[name][0].title if name in _REGISTRY else otherwise) or name
 
 
 def model_place(name: str) -> tuple[int, str]:
     """Position of a predictor in lists, behind all others if it is unknown."""
-    return (facts(name).place, name) if name in _REGISTRY else (OTHERS + 1, "")
+    return (_REGISTRY[name][0].place, name) if name in _REGISTRY else (OTHERS + 1, "")

@@ -6,6 +6,7 @@ A folder holds ``config.json`` (the arguments of the constructor) and ``model.sa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 import warnings
@@ -18,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError
-from transformer_nfn.io.checkpoint import Checkpoint
 from transformer_nfn.io.files import write_text
 from transformer_nfn.io.json_fields import read_object
-from transformer_nfn.io.tensor_files import write_tensors
+from transformer_nfn.io.tensor_files import TensorInfo, read_tensors, write_tensors
 from transformer_nfn.models.network import in_batches, map_network
 from transformer_nfn.models.predictor import Networks, Predictor
+from transformer_nfn.models.stored_state import check_state
 from transformer_nfn.spaces import WeightSpace
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -41,11 +42,13 @@ class Pretrained(nn.Module, Predictor):
 
     Attributes:
         stacked: whether seeds can share each step, as one pass over stacked parameters.
+        captured: whether steps on a GPU may be captured as CUDA graphs.
         start_note: progress note for `start`, if it takes long.
     """
 
     space: WeightSpace
     stacked = True
+    captured = True
     start_note = ""
     _config: dict[str, Any]
 
@@ -65,6 +68,21 @@ class Pretrained(nn.Module, Predictor):
     ) -> Inputs:  # fmt: skip
         """Set up before training, networks of each size; ``fresh`` unless a killed one resumes."""
         return [data.network for data in train], [data.network for data in val]
+
+    def own_optimiser(self, rate: float) -> torch.optim.Optimizer | None:
+        """Optimiser of this module alone; None for one of all seeds."""
+        return None
+
+    def kept_state(self) -> dict[str, Tensor]:
+        """What a training resumes with besides its parameters."""
+        return {}
+
+    def restore_state(self, state: Mapping[str, Tensor]) -> None:
+        """Set what `kept_state` gave."""
+
+    def drawing(self, *seed: int) -> contextlib.AbstractContextManager[None]:
+        """Context of a step, by seed and step, in which random numbers are drawn."""
+        return contextlib.nullcontext()
 
     def finish(self, val: Sequence[Networks], inputs: Sequence[Mapping[str, Any]]) -> None:
         """Finish at the best epoch, by the validation networks of each size."""
@@ -156,10 +174,12 @@ class Pretrained(nn.Module, Predictor):
             if not (folder / name).is_file():
                 raise TransformerNFNError(f"'{folder}' holds no {name}, so no model can be read")
         config = read_object(folder / CONFIG)
-        with Checkpoint.open(folder / WEIGHTS) as stored:
-            _check_config(config, stored, folder / CONFIG)
-            model = cls.from_config(config)
-            _fill(model, stored)
+        stored, _ = read_tensors(folder / WEIGHTS)
+        _check_config(config, stored, folder / CONFIG)
+        model = cls.from_config(config)
+        expected = {name: TensorInfo.of(w) for name, w in model.state_dict().items()}
+        check_state(stored, expected, str(folder / WEIGHTS), TransformerNFNError)
+        model.load_state_dict(stored)
         return model.eval()
 
     def push_to_hub(self, repo_id: str, *, commit_message: str = "Upload model") -> str:
@@ -174,9 +194,9 @@ class Pretrained(nn.Module, Predictor):
         return str(address)
 
 
-def _check_config(config: Mapping[str, Any], stored: Checkpoint, path: Path) -> None:
+def _check_config(config: Mapping[str, Any], stored: Mapping[str, Tensor], path: Path) -> None:
     """Reject sizes that no tensor of the file has, before a model of that size is allocated."""
-    largest = max((size for name in stored for size in stored.info(name).shape), default=0)
+    largest = max((size for w in stored.values() for size in w.shape), default=0)
     largest = max(largest, len(stored))
     try:
         space = json.loads(config["space"])
@@ -198,25 +218,6 @@ def _numbers_in(data: Any) -> Iterator[int | float]:
             yield from _numbers_in(item)
     elif isinstance(data, int | float):
         yield data
-
-
-def _fill(model: nn.Module, stored: Checkpoint) -> None:
-    expected = model.state_dict()
-    for name in [*expected, *stored]:
-        want = list(expected[name].shape) if name in expected else "no such tensor"
-        shape = list(stored.info(name).shape) if name in stored else "none"
-        if want != shape:
-            raise TransformerNFNError(
-                f"'{stored.where}' does not fit its {CONFIG}: '{name}' expected {want}, "
-                f"found {shape}"
-            )
-    state = {name: stored[name] for name in expected}
-    for name, value in state.items():
-        if not bool(value.isfinite().all()):
-            raise TransformerNFNError(
-                f"'{stored.where}': '{name}' holds values that are not finite"
-            )
-    model.load_state_dict(state)
 
 
 def _hub() -> Any:

@@ -32,6 +32,7 @@ from transformer_nfn.models.predictor import (
     STATISTICS,
     Networks,
     Predictor,
+    prefixed,
 )
 from transformer_nfn.models.statistics import sorted_statistics
 from transformer_nfn.models.whole_network.invariants import whole_invariants
@@ -44,6 +45,11 @@ MOST_THREADS = 4096
 Validation = tuple[Mapping[str, object], Tensor]
 
 
+PREFIX = "tabular"
+"""First word of the name of a `Tabular` that a user made."""
+
+
+@prefixed(PREFIX)
 class Tabular(Predictor):
     """A predictor that turns networks into rows of numbers, and learns these.
 
@@ -95,6 +101,12 @@ class Tabular(Predictor):
         made = copy(self)
         made.learner, made.width = copy(self.learner), None
         return made
+
+    @property
+    def own_name(self) -> str:
+        """Name of a predictor that a user made."""
+        text = " ".join(repr(getattr(self.learner, "estimator", self.learner)).split())
+        return f"{PREFIX}:{text} on {self.reads}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -165,7 +177,8 @@ class Tabular(Predictor):
             )
         finite = np.isfinite(x).all(1)  # a tree would take NaN for a small number
         values = np.where(finite, self.learner.predict(x), np.nan)
-        return torch.from_numpy(values.astype(np.float32)).clamp(0, 1)
+        # Without the warning of NumPy where it overflows.
+        return torch.from_numpy(values).float().clamp(0, 1)
 
     @property
     def num_parameters(self) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from transformer_nfn.models import map_network
-from transformer_nfn.models.predictor import Predictor, facts
+from transformer_nfn.models.predictor import Predictor, find
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.prediction.data import (
     Dataset,
@@ -77,7 +77,7 @@ class Cell:
             percent,
             self.min_accuracy,
             max_train=self.max_train,
-            all_checkpoints=facts(self.model).every_checkpoint,
+            all_checkpoints=find(self.model).every_checkpoint,
             leave_out=self.leave_out,
         )
 

@@ -81,6 +81,8 @@ def evaluate(
     device: str = "cpu",
     batch: int = BATCH,
     report: Report | None = None,
+    trust: bool = False,
+    model: str | None = None,
 ) -> dict[str, Any]:
     """Evaluate the mean prediction of a run on a zoo: τ, R², error, coverage of the intervals.
 
@@ -97,9 +99,10 @@ def evaluate(
         device: ``cpu`` or ``cuda``.
         batch: networks in memory at once.
         report: called after every batch.
+        trust, model: see `transformer_nfn.prediction.predict.predict`.
     """
     run = resolve(run, "predictor")
-    trained = TrainedRun.open(run, device)
+    trained = TrainedRun.open(run, device, trust=trust, model=model)
     folders = class_folders(run, trained.target)
     digests = TrainingDigests.load(folders[0] if folders else run)
     opened = open_zoo(resolve(zoo_path, "zoo"))

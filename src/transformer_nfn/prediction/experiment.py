@@ -6,19 +6,18 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transformer_nfn.io.files import made_folder
 from transformer_nfn.models import tensors_of
-from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, Predictor, facts, find, names
-from transformer_nfn.models.pretrained import Pretrained
+from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, Predictor, find, names
 from transformer_nfn.models.whole_network.search import search_steps
 from transformer_nfn.prediction.data import DamagedNetworks, Dataset, Parts, Selection, SizeGroups
 from transformer_nfn.prediction.guard.fit import fit_guard_beside
@@ -110,9 +109,9 @@ def train_run(
     groups = SizeGroups.of(networks)
     copies = damaged if isinstance(damaged, DamagedNetworks) else None
     check_networks(model, mixed=groups.mixed, damaged=copies is not None)
-    if not facts(model).every_checkpoint:
+    if not find(model).every_checkpoint:
         groups = groups.map(lambda parts: replace(parts, more=None))
-    if not issubclass(_class_of(experiment, groups), Pretrained):
+    if not issubclass(_class_of(experiment, groups), nn.Module):
         groups = groups.to("cpu")
     experiment = replace(
         experiment, seeds=list(experiment.seeds), options=options,
@@ -137,7 +136,7 @@ def train_run(
 
 def check_networks(model: str, *, mixed: bool, damaged: bool) -> None:
     """Reject a mixed zoo for a predictor of one size, and a guard for a mixed zoo."""
-    if not facts(model).any_size and mixed:
+    if not find(model).any_size and mixed:
         raise RunError(
             f"'{model}' reads networks of one size: of a mixed zoo name one size by its folder, or "
             f"train {', '.join(names(any_size=True))}"
@@ -161,6 +160,8 @@ def training_identity(
         "protocol": protocol.to_json(),
         "seeds": list(experiment.seeds),
     }
+    if (code := find(experiment.model).code) is not None:
+        settings["code"] = code.sha256
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     datasets: list[Dataset | None] = []
     for parts in groups.parts.values():
@@ -197,8 +198,8 @@ class _Fitted:
 
 def _fit(experiment: Experiment, groups: SizeGroups, execution: Execution) -> _Fitted:
     start = time.perf_counter()
-    fit = _fit_neural if issubclass(_class_of(experiment, groups), Pretrained) else _fit_tabular
-    fitted = fit(experiment, groups, execution)
+    alone = hasattr(_class_of(experiment, groups), "fit")
+    fitted = (_fit_alone if alone else _fit_neural)(experiment, groups, execution)
     seconds = (time.perf_counter() - start) / len(experiment.seeds)
     return replace(fitted, rows=[{**row, "seconds": seconds} for row in fitted.rows])
 
@@ -210,7 +211,7 @@ def _class_of(experiment: Experiment, groups: SizeGroups) -> type[Predictor]:
 def _fit_neural(experiment: Experiment, groups: SizeGroups, execution: Execution) -> _Fitted:
     assert experiment.protocol is not None
     trained = train_seeds(
-        predictor_builder(experiment.model, groups.train[0], experiment.options),
+        predictor_builder(experiment.model, groups.train, experiment.options),
         groups,
         experiment.protocol,
         list(experiment.seeds),
@@ -221,12 +222,14 @@ def _fit_neural(experiment: Experiment, groups: SizeGroups, execution: Execution
     return _Fitted([*trained.modules], rows, trained.train)
 
 
-def _fit_tabular(experiment: Experiment, groups: SizeGroups, execution: Execution) -> _Fitted:
+def _fit_alone(experiment: Experiment, groups: SizeGroups, execution: Execution) -> _Fitted:
     """Fit a predictor without epochs: progress is reported per seed, and no state is saved."""
     (train,), (val,) = groups.train, groups.val
     predictors, build = [], predictor_builder(experiment.model, train, experiment.options)
     for i, seed in enumerate(experiment.seeds):
-        predictor = build()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            predictor = build()
         validation = (val.network, val.accuracy)
         predictor.fit(train.network, train.accuracy, validation=validation, seed=seed)
         predictors.append(predictor)
@@ -265,7 +268,7 @@ def _write_run(
     if experiment.keep:
         for seed, predictor in zip(seeds, predictors, strict=True):
             predictor.save(out / f"seed-{seed}")
-        distance = TrainingSetDistance.of(ready.train, any_size=facts(model).any_size)
+        distance = TrainingSetDistance.of(ready.train, any_size=find(model).any_size)
         distance.save(out)
         shift = {"shift": measure_shift(distance, ready.train).to_json()}
         TrainingDigests.of(groups, str(zoo["task"])).save(out)
@@ -307,6 +310,7 @@ def _write_run(
         num_parameters=predictors[0].num_parameters,
         table=experiment.table,
         target=None if target == ACCURACY else target.to_json(),
+        code=None if (code := find(model).code) is None else asdict(code),
     )
     record = record.write(out)
     (out / STATE_FILE).unlink(missing_ok=True)

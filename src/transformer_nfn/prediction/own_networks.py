@@ -27,9 +27,8 @@ from transformer_nfn.models.predictor import (
     CHECKPOINTS,
     INVARIANTS,
     OUTPUTS,
-    Facts,
     Predictor,
-    facts,
+    find,
     names,
 )
 from transformer_nfn.models.whole_network import ProbeFormat
@@ -73,7 +72,7 @@ class OwnNetwork:
 
     @staticmethod
     def read(model: Model, reads: str) -> OwnNetwork:
-        """Read what a predictor needs of an open checkpoint, see `Facts.reads`."""
+        """Read what a predictor needs of an open checkpoint, see `Predictor.reads`."""
         features = model_features(model)
         if reads == INVARIANTS:
             return OwnNetwork(features)
@@ -143,7 +142,7 @@ def load_own_rows(
         text: `ProbeFormat.text` that all must have, empty if none is known.
     """
     networks: list[OwnNetwork] = []
-    weights, reads = 0, facts(model, CHECKPOINTS).reads
+    weights, reads = 0, find(model, CHECKPOINTS).reads
     for i, row in enumerate(rows.tolist()):
         with zoo[row] as opened:
             if reads == OUTPUTS:
@@ -244,4 +243,4 @@ def read_own(model: Model, name: str, predictor: Predictor) -> OwnNetwork:
     """
     if predictor.text:
         check_format(model, name, predictor.text)
-    return OwnNetwork.read(model, Facts.of(type(predictor)).reads)
+    return OwnNetwork.read(model, predictor.reads)

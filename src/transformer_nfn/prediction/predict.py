@@ -205,14 +205,19 @@ class TrainedRun:
     model: str = ""
 
     @staticmethod
-    def open(run: Path, device: str = "cpu") -> TrainedRun:
+    def open(
+        run: Path, device: str = "cpu", *, trust: bool = False, model: str | None = None
+    ) -> TrainedRun:
         """Load the predictors of a finished run and what assesses their inputs."""
         record = RunRecord.read(run)
         record.check_finished(run)
         sizes = TrainedSizes.of(record)
         folders = class_folders(run, sizes.target) or [run]
         return TrainedRun(
-            [[p.to(device) for p in load_predictors(folder, record)] for folder in folders],
+            [
+                [p.to(device) for p in load_predictors(folder, record, trust=trust, model=model)]
+                for folder in folders
+            ],
             sizes,
             TrainingSetDistance.load(folders[0]),
             Guard.load(run),
@@ -344,6 +349,8 @@ def predict(
     batch: int = BATCH,
     report: Report | None = None,
     options: OpenOptions | None = None,
+    trust: bool = False,
+    model: str | None = None,
 ) -> list[Prediction]:
     """Predict the accuracy of networks, or the target of the run, from their weights.
 
@@ -355,8 +362,10 @@ def predict(
         batch: networks in memory at once.
         report: called after every batch.
         options: how to open checkpoints whose files do not state all.
+        trust: whether a user's class may be imported, if its code is what the run recorded.
+        model: a user's class that is taken whatever its code is.
     """
-    trained = TrainedRun.open(resolve(run, "predictor"), device)
+    trained = TrainedRun.open(resolve(run, "predictor"), device, trust=trust, model=model)
     if isinstance(networks, Zoo | ModelZoo):
         resolved = zoo_rows(networks)
     else:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn.models.own_code import Code
+from transformer_nfn.models.own_module import reopened
 from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, Predictor, find
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
@@ -27,16 +29,33 @@ def prepared(predictor: Predictor, data: Dataset) -> Dataset:
     return replace(data, network=network)
 
 
-def predictor_builder(name: str, data: Dataset, options: Mapping[str, Any]) -> Callable[[], Any]:
+def predictor_builder(
+    name: str, data: Dataset | Sequence[Dataset], options: Mapping[str, Any]
+) -> Callable[[], Any]:
     """A function that builds a fresh predictor of a name, for networks like these."""
-    cls = find(name, CHECKPOINTS if data.block_space is None else BUILT)
-    return lambda: cls.of(data, **options)
+    each = [data] if isinstance(data, Dataset) else data
+    cls = find(name, CHECKPOINTS if each[0].block_space is None else BUILT)
+    return lambda: cls.of_all(each, **options)
 
 
-def load_predictors(run: Path, record: RunRecord) -> list[Predictor]:
-    """Load the predictor of every seed of a run."""
+def load_predictors(
+    run: Path, record: RunRecord, *, trust: bool = False, model: str | None = None
+) -> list[Predictor]:
+    """Load the predictor of every seed of a run.
+
+    Args:
+        run: its folder.
+        record: of it.
+        trust: whether code of a user may be imported, if it is what the run was trained with.
+        model: a reference to a user's class that is taken whatever its code is.
+    """
+    name = record.model
+    if record.code is not None:
+        name = reopened(Code(**record.code), trust=trust, model=model)
+    elif model is not None:
+        raise RunError(f"'{run}' was trained with {name}: --model is for classes of users")
     try:
-        cls = find(record.model, CHECKPOINTS if "families" in record.zoo else BUILT)
+        cls = find(name, CHECKPOINTS if "families" in record.zoo else BUILT)
     except RunError as error:
         raise RunError(f"'{run / RUN_FILE}': {error}") from error
     folders = [run / f"seed-{row['seed']}" for row in record.seeds]

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from transformer_nfn.models.predictor import facts
+from transformer_nfn.models.predictor import find
 from transformer_nfn.prediction.runs import RunError
 
 
@@ -52,7 +52,7 @@ class Protocol:
         """The default protocol of a model, with the given values replaced."""
         given = {"epochs": epochs, "batch": batch, "lr": lr}
         changes = {name: value for name, value in given.items() if value is not None}
-        return Protocol(**{**facts(model).protocol, **changes})
+        return Protocol(**{**find(model).protocol, **changes})
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""

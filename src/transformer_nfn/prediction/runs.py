@@ -78,7 +78,7 @@ class RunRecord:
     """Contents of ``run.json``.
 
     Attributes:
-        model: name of the predictor, one of `transformer_nfn.prediction.predictors.PREDICTORS`.
+        model: name of the predictor, see `transformer_nfn.models.predictor`, or of a user's class.
         zoo: task, name, number of networks, ``architecture`` (of a mixed zoo ``architectures``, by
             size name), and ``seeds``: ``one`` for all networks, one ``each``, or ``unknown``; of
             checkpoints of any family ``families``, with the number of each, and no architecture.
@@ -100,6 +100,7 @@ class RunRecord:
             test accuracy. For classes, seeds and summary have ``accuracy, auroc,
             calibration_error`` and the folder holds a run for each class, ``class-0`` and on.
         files: sha256 of every other file of the run, by its path in the folder.
+        code: of a user's class, `transformer_nfn.models.own_code.Code`; None for ours.
         format: version of this file.
     """
 
@@ -114,6 +115,7 @@ class RunRecord:
     table: Mapping[str, Any] | None = None
     target: Mapping[str, Any] | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    code: Mapping[str, str] | None = None
     format: int = FORMAT
 
     def check_finished(self, where: object) -> None:
@@ -203,6 +205,9 @@ def _check_record(data: Mapping[str, Any], where: str) -> None:
     if fields.known("table"):
         for name in ("table", "row", "column"):
             fields.inner("table").text(name)
+    if fields.known("code"):
+        for name in ("reference", "file", "sha256", "version"):
+            fields.inner("code").text(name)
     target = Target.from_json(data["target"] if fields.known("target") else None, where)
     files, seeds = fields.inner("files"), fields.inner_items("seeds")
     for name in files.data:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,6 @@ from transformer_nfn.io.tensor_files import read_tensors, write_tensors
 from transformer_nfn.models import map_network
 from transformer_nfn.models.cuda_graphs import GraphSteps, set_rate
 from transformer_nfn.models.network import in_batches
-from transformer_nfn.models.predictor import Facts
 from transformer_nfn.models.pretrained import Inputs, Pretrained
 from transformer_nfn.prediction.data import Dataset, Parts, SizeGroups
 from transformer_nfn.prediction.metrics import kendall_tau
@@ -136,6 +136,8 @@ class SeedTrainer:
         self.train, self.val = groups.train, groups.val
         runs = [len(set(data.runs)) for data in self.train]
         self.per_epoch = first.networks_per_epoch([len(data) for data in self.train], runs)
+        if first.code is not None:  # BatchNorm cannot learn from one network
+            self.per_epoch = [n - (n % protocol.batch == 1 < n) for n in self.per_epoch]
         inputs = [data.network for data in self.train], [data.network for data in self.val]
         self.inputs: list[Inputs] = [inputs] * len(seeds)
         self.started = 0
@@ -149,17 +151,29 @@ class SeedTrainer:
             self.state = {
                 f"{i}.{k}": p for i, m in enumerate(self.modules) for k, p in m.named_parameters()
             }
-        self.optimiser = first.optimiser(
-            self.state,
-            lr=protocol.lr,
-            fused=device.type in ("cpu", "cuda"),
-            capturable=on_gpu,
-        )
+        own = [module.own_optimiser(protocol.lr) for module in self.modules]
+        self.own_optimisers = [each for each in own if each is not None]
+        self.optimisers = self.own_optimisers or [
+            first.optimiser(
+                self.state,
+                lr=protocol.lr,
+                fused=device.type in ("cpu", "cuda"),
+                capturable=on_gpu,
+            )
+        ]
+        self.peaks = [group["lr"] for each in self.optimisers for group in each.param_groups]
+        self.step = 0
         self.rate: Tensor | None = None
-        if on_gpu:
+        if on_gpu and not self.own_optimisers:
             self.hold_rate(torch.zeros((), dtype=torch.float32, device=device))
-        self.graphs = GraphSteps(self.optimiser) if on_gpu and capture else None
-        self.best = {k: v.detach().clone() for k, v in self.state.items()}
+        captured = on_gpu and capture and first.captured
+        self.graphs = GraphSteps(self.optimisers[0]) if captured else None
+        self.best = {k: v.detach().clone() for k, v in self._tensors().items()}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Parameters, and what modules keep besides, by seed and name."""
+        kept = enumerate(self.modules)
+        return self.state | {f"{i}.{k}": v for i, m in kept for k, v in m.kept_state().items()}
 
     @property
     def steps_per_epoch(self) -> int:
@@ -178,7 +192,7 @@ class SeedTrainer:
     def hold_rate(self, tensor: Tensor) -> None:
         """Let the optimiser read the learning rate from a tensor on its device."""
         self.rate = tensor
-        for group in self.optimiser.param_groups:
+        for group in self.optimisers[0].param_groups:
             group["lr"] = tensor
 
     def epoch_rates(self) -> list[float]:
@@ -191,9 +205,12 @@ class SeedTrainer:
 
     def train_epoch(self) -> float:
         """Train one epoch; returns the mean loss over steps and seeds."""
-        total = self.run_steps(*self.epoch_plan())
+        loss = float(self.run_steps(*self.epoch_plan())) / self.steps_per_epoch
         self.epoch += 1
-        return float(total) / self.steps_per_epoch
+        code = self.modules[0].code
+        if code is not None and not math.isfinite(loss):
+            raise RunError(f"'{code.reference}' has a loss of {loss} in epoch {self.epoch}")
+        return loss
 
     def epoch_plan(self) -> tuple[list[Batch], list[float] | Tensor]:
         """Batches and learning rates of the next epoch, on the device where the steps read them."""
@@ -212,8 +229,11 @@ class SeedTrainer:
         Does not wait for a GPU except to capture: the next step is launched while one runs.
         """
         total = torch.zeros((), device=self.device)
-        for rate, batch in zip(rates, batches, strict=True):
-            set_rate(self.optimiser, rate)
+        for module in self.modules:
+            module.train()
+        for number, (rate, batch) in enumerate(zip(rates, batches, strict=True)):
+            self.step = self.epoch * self.steps_per_epoch + number
+            self._set_rate(rate)
             step = partial(self._step, batch.group)
             if self.graphs is None:
                 total += step(batch.picks)
@@ -221,10 +241,20 @@ class SeedTrainer:
                 total += self.graphs(step, batch.picks, of=batch.group)
         return total
 
+    def _set_rate(self, rate: float | Tensor) -> None:
+        """Set the learning rate; an optimiser of a user's class keeps its own highest one."""
+        if not self.own_optimisers:
+            set_rate(self.optimisers[0], rate)
+            return
+        groups = [group for each in self.own_optimisers for group in each.param_groups]
+        for peak, group in zip(self.peaks, groups, strict=True):
+            group["lr"] = peak * float(rate) / self.protocol.lr
+
     def _step(self, group: int, picks: Tensor) -> Tensor:
         """Update every seed on networks of one size, ``[seeds, batch]``; returns the loss."""
         picks = picks.contiguous()
-        self.optimiser.zero_grad(set_to_none=True)
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
         target = self.train[group].accuracy[picks]
         if self.together:
             network = map_network(self.inputs[0][0][group], lambda w: w[picks])
@@ -237,10 +267,12 @@ class SeedTrainer:
             value = torch.zeros((), device=target.device)
             for i, module in enumerate(self.modules):
                 network = map_network(self.inputs[i][0][group], lambda w, i=i: w[picks[i]])
-                loss = module.loss(module.logits(network), target[i])
-                loss.backward()
+                with module.drawing(self.seeds[i], self.step):
+                    loss = module.loss(module.logits(network), target[i])
+                    loss.backward()
                 value += loss.detach() / len(self.seeds)
-        self.optimiser.step()
+        for optimiser in self.optimisers:
+            optimiser.step()
         return value
 
     def _stacked_logits(self, network: Mapping[str, Any], shared: bool) -> Tensor:
@@ -263,6 +295,8 @@ class SeedTrainer:
             logits = in_batches(stacked, self.inputs[0][1][group])
         else:
             pairs = zip(self.modules, self.inputs, strict=True)
+            for module in self.modules:
+                module.eval()
             logits = torch.stack([in_batches(m.logits, x[1][group]) for m, x in pairs])
         return torch.sigmoid(logits).cpu()
 
@@ -274,7 +308,7 @@ class SeedTrainer:
         for i, tau in enumerate(taus):
             if tau > self.val_tau[i]:
                 self.val_tau[i], self.best_epoch[i] = tau, self.epoch
-                for name, value in self.state.items():
+                for name, value in self._tensors().items():
                     if self.together:
                         self.best[name][i] = value.detach()[i]
                     elif name.startswith(f"{i}."):
@@ -289,16 +323,24 @@ class SeedTrainer:
                 for name, _ in module.named_parameters()
             }
             module.load_state_dict(best, strict=False)
+            module.restore_state({k: self.best[f"{i}.{k}"] for k in module.kept_state()})
             module.finish(self.val, self.inputs[i][1])
         return Trained(list(self.modules), list(self.best_epoch), list(self.val_tau), self.train)
 
     def save(self, path: Path, identity: str) -> None:
         """Write the training state atomically: parameters, best parameters, Adam, progress."""
-        tensors = {f"state.{k}": v.detach() for k, v in self.state.items()}
+        tensors = {f"state.{k}": v.detach() for k, v in self._tensors().items()}
         tensors |= {f"best.{k}": v for k, v in self.best.items()}
-        for i, entry in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"adam.{i}.{k}": v for k, v in entry.items()}
+        numbers = {}
+        for place, value in self._optimiser_state():
+            if isinstance(value, Tensor):
+                tensors[place] = value
+            elif value is None or isinstance(value, int | float):
+                numbers[place] = value
+            else:
+                raise RunError(f"an optimiser that keeps a {type(value).__name__} cannot be saved")
         progress = {
+            "numbers": numbers,
             "identity": identity,
             "started": self.started,
             "epoch": self.epoch,
@@ -306,6 +348,13 @@ class SeedTrainer:
             "val_tau": self.val_tau,
         }
         write_tensors(path, tensors, {"progress": json.dumps(progress)})
+
+    def _optimiser_state(self) -> Iterator[tuple[str, Any]]:
+        """What optimisers keep of each parameter, by place."""
+        for number, optimiser in enumerate(self.optimisers):
+            for i, entry in optimiser.state_dict()["state"].items():
+                for name, value in entry.items():
+                    yield f"optimiser.{number}.{i}.{name}", value
 
     def load(self, path: Path, identity: str) -> None:
         """Resume from what `save` wrote; reject the state of another training."""
@@ -326,20 +375,27 @@ class SeedTrainer:
                 f"'{path}' is of another training (other networks, model or protocol); "
                 "choose another --out or remove it"
             )
-        if any(f"state.{name}" not in tensors for name in self.state):
+        current = self._tensors()
+        if any(f"state.{name}" not in tensors for name in current):
             raise RunError(
                 f"'{path}' lays out its parameters otherwise (one seed begun on another kind of "
                 "device?); choose another --out or remove it"
             )
+        for part, targets in (("state", current), ("best", self.best)):
+            for name, target in targets.items():
+                _check_same(path, f"{part}.{name}", tensors[f"{part}.{name}"], target)
         with torch.no_grad():
             for name, value in self.state.items():
-                for part, target in (("state", value), ("best", self.best[name])):
-                    stored = tensors[f"{part}.{name}"]
-                    _check_same(path, f"{part}.{name}", stored, target)
-                    target.copy_(stored)
-        whole = self.optimiser.state_dict()
-        whole["state"] = self._adam_entries(path, tensors)
-        self.optimiser.load_state_dict(whole)
+                value.copy_(tensors[f"state.{name}"])
+            for name, value in self.best.items():
+                value.copy_(tensors[f"best.{name}"])
+        for i, module in enumerate(self.modules):
+            module.restore_state({k: tensors[f"state.{i}.{k}"] for k in module.kept_state()})
+        stored: dict[str, Any] = {**tensors, **progress["numbers"]}
+        for number, optimiser in enumerate(self.optimisers):
+            whole = optimiser.state_dict()
+            whole["state"] = self._optimiser_entries(path, stored, number)
+            optimiser.load_state_dict(whole)
         # `load_state_dict` replaced the tensors that the optimiser reads and graphs captured.
         if self.rate is not None:
             self.hold_rate(self.rate)
@@ -349,23 +405,26 @@ class SeedTrainer:
         self.best_epoch = [int(e) for e in progress["best_epoch"]]
         self.val_tau = [float(t) for t in progress["val_tau"]]
 
-    def _adam_entries(
-        self, path: Path, tensors: Mapping[str, Tensor]
-    ) -> dict[int, dict[str, Tensor]]:
-        entries: dict[int, dict[str, Tensor]] = {}
-        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
-        for key, value in tensors.items():
-            if key.startswith("adam."):
-                _, index, name = key.split(".", 2)
-                like = torch.zeros(()) if name == "step" else parameters[int(index)]
-                _check_same(path, key, value, like)
+    def _optimiser_entries(
+        self, path: Path, stored: Mapping[str, Any], number: int
+    ) -> dict[int, dict[str, Any]]:
+        """What an optimiser kept of each parameter; checked, unless it is of a user's class."""
+        entries: dict[int, dict[str, Any]] = {}
+        groups = self.optimisers[number].param_groups
+        parameters = [p for group in groups for p in group["params"]]
+        for key, value in stored.items():
+            if key.startswith(f"optimiser.{number}."):
+                index, name = key.split(".", 3)[2:]
+                if not self.own_optimisers:
+                    like = torch.zeros(()) if name == "step" else parameters[int(index)]
+                    _check_same(path, key, value, like)
                 entries.setdefault(int(index), {})[name] = value
-        for number, entry in entries.items():
-            if entry.keys() != ADAM:
-                names, stored = ", ".join(sorted(ADAM)), ", ".join(sorted(entry))
+        for place, entry in entries.items():
+            if entry.keys() != ADAM and not self.own_optimisers:
+                names, found = ", ".join(sorted(ADAM)), ", ".join(sorted(entry))
                 raise RunError(
-                    f"'{path}' is damaged: the optimiser's state of parameter {number} should be "
-                    f"{names}, found {stored}"
+                    f"'{path}' is damaged: the optimiser's state of parameter {place} should be "
+                    f"{names}, found {found}"
                 )
         return entries
 
@@ -377,7 +436,7 @@ def _check_same(path: Path, name: str, stored: Tensor, like: Tensor) -> None:
 
 def _as_read(module: Pretrained, parts: Parts) -> Parts:
     """Networks as a module trains on them, with what all seeds read of them."""
-    if Facts.of(type(module)).every_checkpoint:
+    if module.every_checkpoint:
         parts = replace(parts, train=parts.all_train, more=None)
     return replace(parts, train=prepared(module, parts.train), val=prepared(module, parts.val))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import re
 import shutil
 import struct
@@ -140,9 +141,10 @@ def _import_zoo(folder: Path, out: Path, source: Path, report: Imported) -> Fold
     sizes = _network_sizes(first, name)
     positions = _positions(sizes, first)
     shards = [files[i : i + SHARD_ROWS] for i in range(0, len(files), SHARD_ROWS)]
+    imported = {"imported": os.fsencode(source.name).decode(errors="backslashreplace")}
     metadata = {
         "origin": "import",
-        "task": {"name": name, "samples": None, "provenance": {"imported": source.name}},
+        "task": {"name": name, "samples": None, "provenance": imported},
         "recipe": {"batch": 128, "select": "test"},
         "seeds": _shared_seeds(files, table),
         "dtype": "float32",
@@ -154,7 +156,7 @@ def _import_zoo(folder: Path, out: Path, source: Path, report: Imported) -> Fold
     for shard, part in zip(zoo.shards, shards, strict=True):
         weights = torch.cat([_network(sizes, file.path, report, positions) for file in part])
         rows = [_row(file, table.get(file.path.name, {})) for file in part]
-        write_shard(zoo.shard_path(shard), sizes, weights, rows, {"imported": source.name})
+        write_shard(zoo.shard_path(shard), sizes, weights, rows, imported)
         report.networks += len(part)
     unlisted = sum(1 for file in files if file.path.name not in table)
     if unlisted:

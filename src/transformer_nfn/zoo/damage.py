@@ -116,18 +116,23 @@ def source_text(damage: Damage, file: str, seed: int) -> str:
     return json.dumps({"file": file, "seed": seed, "damage": damage.to_json()})
 
 
+def read_source(source: str) -> Fields:
+    """The fields of a ``source`` column: the file's name, empty for rows built here, and more."""
+    where, bare = "a row of the zoo", not source.startswith("{")
+    record = {"file": source} if bare else parse_object(source, where, StoreError)
+    return Fields(record, where, StoreError)
+
+
 def damage_of(source: str) -> Damage | None:
     """The damage in a ``source`` column, or None.
 
     >>> damage_of(source_text(Damage("noise", 1.0, row=3), "a.pt", 0)).row
     3
     """
-    if not source.startswith("{"):
+    record = read_source(source)
+    if "damage" not in record.data:
         return None
-    record = parse_object(source, "a row of the zoo", StoreError)
-    if "damage" not in record:
-        return None
-    fields = Fields(record, "a row of the zoo", StoreError).inner("damage")
+    fields = record.inner("damage")
     return Damage(
         fields.text("kind"),
         fields.number("strength"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from transformer_nfn.io.files import atomic_folder
 from transformer_nfn.io.tensor_files import write_state_dict
 from transformer_nfn.known_tasks import HEADS
+from transformer_nfn.zoo.damage import read_source
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.module import HEADS_KEY, to_state_dict
 from transformer_nfn.zoo.store import MixedZoo, Zoo, check_fresh, check_outside_zoos
@@ -46,7 +46,7 @@ def _export(zoo: Zoo, out: Path) -> int:
             accuracy = config["test_accuracy"]
             said = 0 if accuracy != accuracy else int(round(accuracy * 10000, 6))
             file = f"{config['run']}_{epoch}_{said}.pt"
-            file = _original_name(config["source"]) or file
+            file = read_source(config["source"]).text("file") or file
             state = to_state_dict(zoo.sizes, {k: w[i] for k, w in named.items()})
             if "embedding.pos_embedding" in state:
                 state["embedding.pos_embedding"] = zoo.positions()
@@ -78,9 +78,4 @@ def _metadata(config: dict[str, Any], name: str, epoch: str, file: str) -> dict[
 
 def _knows_seed(source: str) -> bool:
     """Whether a row's seed is more than the index's default; imported files may have none."""
-    return not source or (source.startswith("{") and "seed" in json.loads(source))
-
-
-def _original_name(source: str) -> str:
-    """The name an imported row's file had; nothing for rows built here."""
-    return json.loads(source)["file"] if source.startswith("{") else source
+    return not source or "seed" in read_source(source).data

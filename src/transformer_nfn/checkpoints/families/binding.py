@@ -335,6 +335,8 @@ def _present(
             for at in (at for line in stack_lines for at in counts.at(line, i))
         ]
     held = {slot.tensor for line in expanded if line.key in keys for slot in line.slots}
+    if "patch_bias" in held and "patch" not in held:
+        _refuse(where, f"lacks the matrix of the embedding of {family.title}, whose bias it has")
     for line in expanded:
         if line.key in keys:
             yield line.key, replace(line, slots=line.tied if tied and line.tied else line.slots)

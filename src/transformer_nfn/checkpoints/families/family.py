@@ -45,6 +45,7 @@ from typing import Any
 from transformer_nfn.checkpoints.families.expressions import names_in, parse, shown
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import axes_of
+from transformer_nfn.io.files import read_regular
 from transformer_nfn.io.layout import Layout, Slot
 
 KNOWN = Path(__file__).parent / "data"
@@ -201,7 +202,7 @@ class Family:
 def read_tables(path: Path) -> dict[str, Any]:
     """The tables of a data file, unchecked in detail."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(read_regular(path).decode("utf-8"))
     except OSError as error:
         raise SpaceError(f"'{path}' cannot be read: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

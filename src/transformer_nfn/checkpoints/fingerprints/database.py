@@ -281,8 +281,9 @@ def _write(path: Path, tables: Iterable[Any]) -> int:
     count = 0
     with (
         atomic_file(path) as beside,
+        beside.open("wb") as file,
         parquet.ParquetWriter(
-            beside, schema, compression="none", use_dictionary=False, write_page_checksum=True,
+            file, schema, compression="none", use_dictionary=False, write_page_checksum=True,
             write_statistics=False,
         ) as writer,
     ):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transformer_nfn.errors import needs_extra
 from transformer_nfn.io.files import import_arrow, read_parquet
-from transformer_nfn.io.json_fields import Fields
+from transformer_nfn.io.json_fields import Fields, parse_object
 from transformer_nfn.zoo.errors import StoreError, ZooError
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Index:
         pa, _ = arrow()
         try:
             table = read_parquet(data)
-            shards = json.loads(table.schema.metadata[b"shards"])
+            shards = parse_object(table.schema.metadata[b"shards"], where, StoreError)
             columns = {name: _values(table.column(name), COLUMNS[name]) for name in COLUMNS}
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{where}: damaged, not an index of a zoo ({error})") from error

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformer_nfn.errors import CheckpointError
 from transformer_nfn.io import tensor_files
 from transformer_nfn.io.files import open_regular
+from transformer_nfn.io.json_fields import parse_object
 from transformer_nfn.io.tensor_files import TensorInfo, TensorPlace, parse_header, write_tensors
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes
@@ -98,7 +99,7 @@ def read_header(path: Path) -> Header:
         body = metadata["index"]
         if zlib.crc32(body.encode()) != int(metadata["index_crc32"]):
             raise ValueError("its index does not match its checksum")
-        index = json.loads(body)
+        index = parse_object(body, str(path), StoreError)
         networks = sum(1 for row in index["rows"] if not row["crashed"])
         return Header(index["rows"], index["made"], zlib.crc32(raw), networks)
     except (ValueError, KeyError, TypeError, RecursionError) as error:

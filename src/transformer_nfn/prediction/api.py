@@ -1,0 +1,141 @@
+"""Training a predictor on a zoo: what ``tnfn train`` does, as one function."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformer_nfn.errors import RunError
+from transformer_nfn.io.assets import resolve
+from transformer_nfn.models import Tabular
+from transformer_nfn.models.own_module import declared
+from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, find
+from transformer_nfn.prediction.data import (
+    PERCENT,
+    Parts,
+    Selection,
+    describe_zoo,
+    load_damaged,
+    load_networks,
+)
+from transformer_nfn.prediction.evaluate import evaluate
+from transformer_nfn.prediction.experiment import Experiment, check_networks, train_run
+from transformer_nfn.prediction.own_networks import describe_own_zoo, load_own_networks
+from transformer_nfn.prediction.predict import Networks, Prediction, predict
+from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.runs import RunRecord
+from transformer_nfn.prediction.target import ACCURACY_COLUMN, CHECKPOINT_COLUMNS
+from transformer_nfn.prediction.training import SAVE_SECONDS, Execution, Report
+from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo, open_zoo
+from transformer_nfn.zoo.damage import parse_damages
+
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained predictor: its folder and record.
+
+    Attributes:
+        folder: as ``tnfn predict`` takes it.
+        record: what `run.json` holds.
+    """
+
+    folder: Path
+    record: RunRecord
+
+    @property
+    def tau(self) -> float:
+        """Kendall's τ on the test part, the mean over seeds."""
+        return float(self.record.summary["tau"])
+
+    def predict(self, networks: Networks, **options: Any) -> list[Prediction]:
+        """Predict networks, see `transformer_nfn.prediction.predict.predict`."""
+        return predict(self.folder, networks, **options)
+
+    def evaluate(self, zoo: Path | str, **options: Any) -> dict[str, Any]:
+        """Measure on another zoo, see `transformer_nfn.prediction.evaluate.evaluate`."""
+        return evaluate(self.folder, zoo, **options)
+
+
+def train(
+    zoo: Path | str | Zoo | MixedZoo | ModelZoo,
+    predictor: str | type | Tabular = "whole_network",
+    *,
+    out: Path | str | None = None,
+    seeds: int = SEEDS,
+    options: Mapping[str, Any] | None = None,
+    target: str = ACCURACY_COLUMN,
+    percent: int = PERCENT,
+    min_accuracy: float = 0.0,
+    leave_out: Sequence[str] = (),
+    damaged: Path | str | None = None,
+    hold_out: str | None = None,
+    epochs: int | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    device: str = "cpu",
+    save_every: float = SAVE_SECONDS,
+    report: Report | None = None,
+) -> Run:
+    """Train a predictor of accuracy, or another target, on a zoo.
+
+    Args:
+        zoo: a zoo, its folder or its name.
+        predictor: a name, ``FILE.py:CLASS``, ``MODULE:CLASS``, a class, or a `Tabular`.
+        out: the run folder; None for a temporary one.
+        seeds: how many to train.
+        options: of the predictor.
+        target: column of the zoo's table to predict.
+        percent: which checkpoint of each run.
+        min_accuracy: of the networks.
+        leave_out: sizes of a mixed zoo to test on only.
+        damaged: damaged copies of the networks, to fit a guard to.
+        hold_out: damage that the guard is not fitted to.
+        epochs, batch, lr: in place of the predictor's own.
+        device: to train on.
+        save_every: seconds between two saved states.
+        report: progress callback.
+    """
+    model = declared(predictor)
+    opened = open_zoo(resolve(zoo, "zoo")) if isinstance(zoo, str | Path) else zoo
+    own = isinstance(opened, ModelZoo)
+    if own and (damaged is not None or leave_out or min_accuracy):
+        raise RunError(
+            f"'{opened.path}' holds checkpoints of any family: train on it without --damaged, "
+            "--leave-out and --min-accuracy"
+        )
+    cls = find(model, CHECKPOINTS if own else BUILT)
+    check_networks(model, mixed=isinstance(opened, MixedZoo), damaged=damaged is not None)
+    if hold_out is not None and damaged is None:
+        raise RunError("--hold-out chooses among damaged networks: name --damaged DIR")
+    protocol = Protocol.of(model, epochs, batch, lr)
+    selection = Selection(
+        None if own or target in CHECKPOINT_COLUMNS else percent,
+        min_accuracy,
+        target=target,
+        all_checkpoints=cls.every_checkpoint,
+        leave_out=tuple(leave_out),
+    )
+    networks = (
+        load_own_networks(opened, selection, model, report)
+        if isinstance(opened, ModelZoo)
+        else load_networks(opened, selection)
+    )
+    copies = None
+    if damaged is not None and isinstance(opened, Zoo) and isinstance(networks, Parts):
+        ignored = None if hold_out is None else parse_damages(hold_out)
+        copies = load_damaged(Zoo.open(damaged), opened, networks, ignored)
+    folder = Path(tempfile.mkdtemp(prefix="tnfn-run-")) / "run" if out is None else Path(out)
+    record = train_run(
+        describe_own_zoo(opened) if isinstance(opened, ModelZoo) else describe_zoo(opened),
+        networks.to(device),
+        Experiment(model, range(seeds), protocol, dict(options or {}), selection.to_json()),
+        folder,
+        damaged=opened if isinstance(opened, ModelZoo) else copies,
+        execution=Execution(report=report, save_every=save_every),
+    )
+    return Run(folder, record)

@@ -1,0 +1,302 @@
+"""Classes of users as predictors: they train, resume, predict and are refused in a sentence."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import own_models
+import pytest
+import torch
+from made_networks import ABOUT, MIXED_ABOUT, check_killed_and_resumed, experiment, groups, parts
+from own_models import EVERY
+from safetensors.torch import load_file
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+from xgboost import XGBRegressor
+
+from tnfn_command import as_json, assert_refused, printed, tnfn
+from transformer_nfn.models import Tabular, predictor
+from transformer_nfn.models.own_module import declared
+from transformer_nfn.models.predictor import find
+from transformer_nfn.prediction import train
+from transformer_nfn.prediction.experiment import train_run
+from transformer_nfn.prediction.predictors import (
+    load_predictors,
+    predictor_builder,
+    seed_predictions,
+)
+from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.runs import RunError, read_predictions
+from transformer_nfn.testing import write_example_checkpoint
+from transformer_nfn.zoo import ModelZoo
+
+ZOO = Path(__file__).resolve().parents[2] / "assets" / "mnist-sample"
+FILE = Path(own_models.__file__)
+every = pytest.mark.parametrize("own", EVERY, ids=lambda own: own.__name__)
+
+
+@every
+def test_it_trains_and_is_read_back(own: type[nn.Module], tmp_path: Path) -> None:
+    data = parts()
+    short = experiment(declared(own), (0, 1), protocol=Protocol(epochs=2))
+    record = train_run(ABOUT, data, short, tmp_path)
+    assert record.code["sha256"]
+    found = read_predictions(tmp_path)
+    again = seed_predictions(load_predictors(tmp_path, record), data.test)
+    for seed, predicted in enumerate(again):
+        chosen = (found["split"] == "test") & (found["seed"] == seed)
+        assert torch.allclose(predicted, torch.from_numpy(found["predicted"][chosen]), atol=1e-6)
+    assert train_run(ABOUT, data, short, tmp_path).summary == record.summary
+
+
+@pytest.mark.parametrize("own", [each for each in EVERY if not hasattr(each, "fit")])
+def test_a_killed_training_ends_with_the_same_weights(own: type, tmp_path: Path) -> None:
+    data = parts()
+    build = predictor_builder(declared(own), data.train, {})
+    check_killed_and_resumed(build, data, Protocol(epochs=4, batch=16), tmp_path)
+
+
+def test_a_seed_does_not_depend_on_the_others(tmp_path: Path) -> None:
+    data, name = parts(), declared(own_models.Regularised)
+    both, alone = (
+        train_run(ABOUT, data, experiment(name, seeds, protocol=Protocol(epochs=2)), tmp_path / d)
+        for d, seeds in (("both", (0, 1)), ("alone", (1,)))
+    )
+    assert both.seeds[1]["tau"] == pytest.approx(alone.seeds[0]["tau"])
+    assert both.seeds[1]["mae"] == pytest.approx(alone.seeds[0]["mae"], abs=1e-6)
+
+
+def test_several_sizes_are_trained_together(tmp_path: Path) -> None:
+    name = declared(own_models.OwnProbes)
+    record = train_run(
+        MIXED_ABOUT, groups(), experiment(name, protocol=Protocol(epochs=1)), tmp_path
+    )
+    assert record.summary["widening"]["kind"] >= 1
+    other = declared(own_models.SetEncoder)
+    with pytest.raises(RunError, match=f"'{other}' reads networks of one size"):
+        train_run(MIXED_ABOUT, groups(), experiment(other), tmp_path / "refused")
+
+
+def test_the_layout_of_several_sizes_has_no_axis_that_differs() -> None:
+    class Layouts(own_models.SetEncoder):
+        any_size = True
+        seen: dict[str, tuple[int | None, ...]]
+
+        def __init__(self, layout: dict[str, tuple[int | None, ...]]) -> None:
+            nn.Module.__init__(self)
+            type(self).seen = layout
+            self.weight = nn.Parameter(torch.zeros(()))
+
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return self.weight * next(iter(batch.values())).flatten(1).sum(1)
+
+    predictor_builder(declared(Layouts), groups().train, {})()
+    assert None in Layouts.seen["blocks.0.W_A"]
+    sizes = [set(each.network["blocks"][0]) for each in groups().train]
+    assert {n for n in Layouts.seen if n.startswith("blocks.0.")} == {
+        f"blocks.0.{n}" for n in set.intersection(*sizes)
+    }
+
+
+def test_the_command_trains_predicts_and_evaluates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = shutil.copy(FILE, tmp_path / "own.py")
+    run, name = tmp_path / "run", f"{own}:SetEncoder"
+    words = ("--model", name, "--option", "width=16", "--seeds", 1, "--epochs", 2, "--out", run)
+    record = as_json("train", ZOO, *words)
+    assert (record["model"], record["protocol"]["options"]) == (name, {"width": 16})
+    for known in (name, str(own)):  # as in a new process
+        monkeypatch.delitem(predictor._REGISTRY, known, raising=False)
+    assert_refused("its code runs only with --trust", "predict", run, f"{ZOO}#0")
+    assert_refused("its code runs only with --trust", "evaluate", run, ZOO)
+    (row,) = as_json("predict", run, f"{ZOO}#0", "--trust")
+    assert 0 < row["low"] < row["value"] < row["high"] < 1
+    assert as_json("evaluate", run, ZOO, "--trust")["networks"] > 2
+    printed("report", run, "--out", tmp_path / "report.html")
+    assert "SetEncoder" in (tmp_path / "report.html").read_text()
+    with Path(own).open("a") as file:
+        file.write("print('imported')\n")
+    monkeypatch.delitem(predictor._REGISTRY, name)
+    assert_refused("was changed since the training", "predict", run, f"{ZOO}#0", "--trust")
+    done = tnfn("train", ZOO, *words)
+    assert (done.returncode, "holds another run" in done.stderr) == (2, True)
+    done = tnfn("predict", run, f"{ZOO}#0", "--model", name, "--json")
+    assert "is not what the run was trained with" in done.stderr
+    assert "imported" in done.stderr
+    assert "imported" not in done.stdout
+    assert done.returncode == 0
+    monkeypatch.delitem(predictor._REGISTRY, name)
+    Path(own).unlink()
+    assert_refused("is gone: name the class again", "predict", run, f"{ZOO}#0", "--trust")
+
+
+def test_python_trains_a_class(tmp_path: Path) -> None:
+    run = train(ZOO, own_models.SetEncoder, seeds=1, epochs=1, options={"width": 8})
+    assert len(run.predict(f"{ZOO}#0-2")) == 3
+    assert run.evaluate(ZOO)["networks"] > 2
+    assert -1 <= run.tau <= 1
+
+
+@pytest.mark.parametrize(
+    ("reads", "estimator"),
+    [
+        ("statistics", RandomForestRegressor(n_estimators=5)),
+        ("packed", Ridge(1e3)),
+        ("invariants", make_pipeline(StandardScaler(), Ridge(10.0))),
+        ("statistics", XGBRegressor(n_estimators=5)),
+    ],
+    ids=["forest", "ridge", "pipeline", "xgboost"],
+)
+def test_an_estimator_is_trained_and_needs_no_trust(
+    reads: str, estimator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(ZOO, Tabular(reads, estimator), seeds=2, out=tmp_path / "run")
+    (here,) = run.predict(f"{ZOO}#0")
+    monkeypatch.delitem(predictor._REGISTRY, run.record.model)  # as in a new process
+    (row,) = as_json("predict", tmp_path / "run", f"{ZOO}#0")
+    assert row["value"] == pytest.approx(here.value)
+    assert as_json("evaluate", tmp_path / "run", ZOO)["networks"] > 2
+
+
+def test_a_class_of_an_interpreter_works_in_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope: dict[str, Any] = {"__name__": "cell"}
+    text = FILE.read_text().partition("class WeightGraph")[0]
+    exec(compile(text, "<cell 1>", "exec"), scope)
+    run = train(ZOO, scope["SetEncoder"], seeds=1, epochs=1, out=tmp_path / "run")
+    assert len(run.predict(f"{ZOO}#0")) == 1
+    monkeypatch.delitem(predictor._REGISTRY, run.record.model)
+    assert_refused("typed into an interpreter", "predict", run.folder, f"{ZOO}#0", "--trust")
+
+
+def test_a_class_of_an_installed_module_is_trained(tmp_path: Path) -> None:
+    package = tmp_path / "their_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copy(FILE, package / "models.py")
+    command = [sys.executable, "-m", "transformer_nfn", "train", str(ZOO), "--model",
+               "their_package.models:Prepared", "--seeds", "1", "--epochs", "1", "--out",
+               "run"]  # fmt: skip
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    predict = [*command[:3], "predict", "run", f"{ZOO}#0", "--trust"]
+    subprocess.run(predict, cwd=tmp_path, check=True, capture_output=True)
+
+
+def test_checkpoints_are_read_too(tmp_path: Path) -> None:
+    own_zoo = ModelZoo.create(tmp_path / "zoo")
+    for seed in range(24):
+        path = write_example_checkpoint(tmp_path / f"net-{seed}", seed)
+        config = json.loads((path / "config.json").read_text())
+        own_zoo.add(
+            load_file(path / "model.safetensors"), f"net-{seed}", config=config, strength=seed / 5
+        )
+    for own in (own_models.SetEncoder, own_models.Regularised, own_models.OnInvariants,
+                own_models.FitsItself):  # fmt: skip
+        run = train(own_zoo, own, target="strength", seeds=1, epochs=2, out=tmp_path / own.__name__)
+        assert len(run.predict(f"{own_zoo.path}#0-1")) == 2
+
+
+WRONG = {
+    "Plain": ("class Plain: pass", "expected a class of torch.nn.Module, found the class Plain"),
+    "silent": ("silent = 3", "expected a class of torch.nn.Module, found a int"),
+    "NoReads": ("class NoReads(nn.Module): pass", "'reads' expected one of tensors, packed"),
+    "Reads": ("class Reads(nn.Module): reads = 'pixels'", "expected one of tensors"),
+    "Missing": ("", "has no 'Missing'"),
+}
+METHODS = {
+    "raises in __init__": ("__init__", "raise ValueError('no width')", "ValueError in __init__"),
+    "raises in forward": ("forward", "raise KeyError('W_A')", "KeyError in forward at line"),
+    "wrong shape": ("forward", "return self.layer(batch)[:, 0][:, None, None]", "of [3, 1, 1] in"),
+    "two numbers": ("forward", "return self.layer(batch)", "one number for each of 3 networks"),
+    "integers": ("forward", "return self.layer(batch)[:, 0].long()", "tensor of [3] in int64"),
+    "NaN": ("forward", "return self.layer(batch)[:, 0] * float('nan')", "expected finite numbers"),
+    "infinity": ("forward", "return self.layer(batch)[:, 0] / 0", "expected finite numbers"),
+    "no tensor": ("forward", "return 0.5", "found a float"),
+    "none": ("forward", "return None", "found a NoneType"),
+    "exits": ("forward", "import sys; sys.exit(0)", "SystemExit in forward"),
+    "changes its input": ("forward", "batch.mul_(2); return self.layer(batch)[:, 0]", "changes"),
+    "second batch": (
+        "forward",
+        "self.n = getattr(self, 'n', 0) + 1\n        assert self.n < 4, 'second'\n"
+        "        return self.layer(batch)[:, 0]",
+        "AssertionError in forward",
+    ),
+    "NaN later": (
+        "loss", "return logits.sum() * float('nan')", "has a loss of nan in epoch 1",
+    ),
+    "loss of many": ("loss", "return logits", "expected a number as its loss"),
+    "loss raises": ("loss", "raise RuntimeError('x')", "RuntimeError in loss"),
+    "no optimiser": ("optimiser", "return 3", "expected a torch.optim.Optimizer"),
+    "optimiser raises": ("optimiser", "raise RuntimeError('x')", "RuntimeError in optimiser"),
+    "fit raises": ("fit", "raise RuntimeError('x')", "RuntimeError in fit"),
+    "prepare raises": ("prepare", "raise RuntimeError('x')", "RuntimeError in prepare"),
+}  # fmt: skip
+ARGUMENTS = {"__init__": "self, layout", "forward": "self, batch", "loss": "self, logits, target",
+             "optimiser": "self, rate", "fit": "self, train, val", "prepare": "batch"}  # fmt: skip
+BASE = """
+class {name}(nn.Module):
+    reads = "statistics"
+    def __init__(self, layout):
+        super().__init__()
+        (shape,) = layout.values()
+        self.layer = nn.Linear(shape[0], 2)
+    def forward(self, batch):
+        return self.layer(batch)[:, 0]
+    {static}
+    def {method}({arguments}):
+        {body}
+"""
+
+
+def test_wrong_classes_are_one_sentence_each(tmp_path: Path) -> None:
+    """In one process, as the errors of a command are those of the function."""
+    text = "import torch\nfrom torch import nn\n" + "\n".join(code for code, _ in WRONG.values())
+    expected = {name: message for name, (_, message) in WRONG.items()}
+    for number, (method, body, message) in enumerate(METHODS.values()):
+        name = f"Wrong{number}"
+        expected[name] = message
+        static = "@staticmethod" if method == "prepare" else ""
+        text += BASE.format(
+            name=name, method=method, arguments=ARGUMENTS[method], body=body, static=static
+        )
+    (file := tmp_path / "wrong.py").write_text(text)
+    for name, message in expected.items():
+        out = tmp_path / name
+        with pytest.raises(RunError) as caught:
+            train(ZOO, f"{file}:{name}", seeds=1, epochs=2, out=out)
+        assert message in str(caught.value), name
+        assert "\n" not in str(caught.value)
+        assert name in str(caught.value)
+        assert not (out / "run.json").exists()
+
+
+def test_what_cannot_be_imported_is_one_sentence(tmp_path: Path) -> None:
+    (broken := tmp_path / "broken.py").write_text("class A(:\n")
+    (raising := tmp_path / "raising.py").write_text("x = 1\n1 / 0\n")
+    for reference, message in {
+        f"{broken}:A": "SyntaxError while it was imported",
+        f"{raising}:A": "ZeroDivisionError while it was imported at line 2 of 'raising.py'",
+        f"{tmp_path}/none.py:A": "there is no file",
+        "no_such_module:A": "ModuleNotFoundError",
+        "own.py": "there is no model 'own.py'",
+        ":A": "expected FILE.py:CLASS or MODULE:CLASS",
+    }.items():
+        with pytest.raises(RunError, match=message):
+            train(ZOO, reference, out=tmp_path / "run")
+    assert_refused(
+        "--option expected NAME=VALUE", "train", ZOO, "--option", "width", "--out", tmp_path / "run"
+    )
+    name = f"{FILE}:SetEncoder"
+    assert_refused(
+        "TypeError in __init__", "train", ZOO, "--model", name, "--option", "depth=3", "--out",
+        tmp_path / "run",
+    )  # fmt: skip
+    assert find(declared(name)).title == "SetEncoder"
