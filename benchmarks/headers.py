@@ -47,7 +47,7 @@ def main() -> None:
                 rows.append({"tensors": count, "files": name, **measure(files, given.rounds)})
                 print(text(rows[-1]), flush=True)
     if given.json is not None:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+        given.json.write_text(json.dumps({"measured": rows}, indent=1) + "\n")
 
 
 def written(folder: Path, count: int) -> dict[str, list[Path]]:

@@ -148,14 +148,14 @@ def test_all_public_packages_are_listed() -> None:
 # dated line may raise a budget; it goes in the commit that deletes the old.
 KERNELS, EVERYTHING = ("zoo.training.kernels",), ("",)
 BUDGETS = {
-    ("spaces", "functional", "symmetry", "checkpoints"): 15_357,
+    ("spaces", "functional", "symmetry", "checkpoints"): 15_362,
     ("zoo", "native_network", "prediction", "models", "networks"): 12_340,
     KERNELS: 1_776,
     ("paper", "report"): 2_818,
-    ("io",): 2_490,
+    ("io",): 2_487,
     ("nn",): 1_276,
-    ("cli",): 2_640,
-    EVERYTHING: 39_534,
+    ("cli",): 2_648,
+    EVERYTHING: 39_140,
 }
 """Code lines of packages: no docstrings, comments or blank lines; the kernels count apart."""
 SPARE = 0.02

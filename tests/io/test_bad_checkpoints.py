@@ -116,7 +116,7 @@ def test_code_in_a_state_dict_is_never_run(tmp_path: Path) -> None:
     [
         ([1, 2], "of tensors by name: it holds a list"),
         ({"W": torch.ones(1), "epoch": 3}, "of tensors by name: 'epoch' is of kind int"),
-        ({3: torch.ones(1)}, "of tensors by name: 3 is of kind Tensor"),
+        ({3: torch.ones(1)}, "of tensors by name: the name 3 is of kind int"),
         (b"", "it is not a file of torch.save"),
         (b"hello there", "it is not a file of torch.save"),
         (b"PK\x03\x04 torn", "PytorchStreamReader failed"),

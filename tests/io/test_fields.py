@@ -23,7 +23,7 @@ def test_what_is_right_is_given() -> None:
     f = fields()
     assert (f.whole("n"), f.number("n"), f.number("x", 0, 1), f.text("t")) == (3, 3.0, 0.5, "words")
     assert f.inner("o").inner("in").whole("deep", -1) == -1
-    assert [item.data for item in f.inner_items("l")] == DATA["l"]
+    assert [item.data for item in f.each("l", Fields.inner)] == DATA["l"]
     assert f.choice("t", ("words", "numbers")) == "words"
     assert f.each("m", lambda m, name: m.each(name, lambda n, key: n.whole(key, -4))) == DATA["m"]
     assert (f.has("none"), f.has("n"), f.has("other")) == (False, True, False)
@@ -41,7 +41,7 @@ def test_what_is_right_is_given() -> None:
         (lambda f: f.inner("t"), "'t' expected an object, found 'words'"),
         (lambda f: f.items("o"), "'o' expected a list, found {'in': {'deep': -1}}"),
         (lambda f: f.inner("o").inner("in").whole("deep"), "'o.in.deep' expected a whole number"),
-        (lambda f: f.inner_items("l")[1].whole("a"), "'l[1].a' expected a whole number"),
+        (lambda f: f.each("l", Fields.inner)[1].whole("a"), "'l[1].a' expected a whole number"),
         (lambda f: f.each("m", lambda m, name: m.each(name, Fields.whole)), "'m[1][1]' expected a"),
         (lambda f: f.each("l", Fields.whole), "'l[0]' expected a whole number"),
         (lambda f: f.choice("t", ("a", "b")), "'t' expected one of a, b, found 'words'"),

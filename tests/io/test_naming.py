@@ -76,7 +76,6 @@ def test_constants_are_written_and_strangers_are_left_alone():
     assert "positions" in file
     naming, more = Naming(LINES), file | {"other": torch.ones(1)}
     assert torch.equal(naming.read(SPACE, more)["W_Q"], U["W_Q"])
-    assert list(naming.read(SPACE, more, only=["W_K"])) == ["W_K"]
 
 
 def tied():
@@ -117,8 +116,8 @@ def test_a_lazy_file_is_asked_for_what_is_read_and_nothing_else():
             asked.append(name)
             return super().__getitem__(name)
 
-    Naming(LINES).read(SPACE, Lazy(file), only=["W_Q", "g"])
-    assert asked == ["norm", "q"]
+    Naming(LINES).read(SPACE, Lazy(file | {"other": torch.ones(1)}))
+    assert sorted(asked) == sorted(file)
 
 
 BAD_FILES = {

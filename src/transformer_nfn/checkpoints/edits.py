@@ -58,9 +58,7 @@ class Edit:
         rms, most = float(x.square().mean().sqrt()), float(away.abs().max())
         relative = float(away.norm() / torch.maximum(x.norm(), y.norm()))
         largest = most / rms if rms else None
-        last = name.rpartition(".")[2]
-        vector = a.ndim == 1 or last.startswith("b_") or last in ("g", "b")
-        return Edit(name, block, int(mask.sum()), a.numel(), largest, relative, vector)
+        return Edit(name, block, int(mask.sum()), a.numel(), largest, relative, _vector(name, a))
 
     def __str__(self) -> str:
         entries = f"{self.entries:,} of {self.size:,} entries"
@@ -102,7 +100,8 @@ def compare_stored(A: Model, B: Model) -> AsStored:
         edit = Edit.of(name, block, a, b, mask) if bool(mask.any()) else None
         if edit is not None:
             edits.append(edit)
-        if name in carriers and bool(a.any() | b.any()):
+        # A bias may have been set to that of the other file, where another one makes up for it.
+        if name in carriers and not _vector(name, a) and bool(a.any() | b.any()):
             rebased.append(is_rounding(mask))
         if edit is not None or a.dtype != b.dtype:
             casts.append((_cast(a, b), _cast(b, a)))
@@ -118,6 +117,12 @@ def compare_stored(A: Model, B: Model) -> AsStored:
             return AsStored(equal=f"{words} rounded to {', '.join(rounded)}")
     in_one_basis = A.description.blocks.keys() == B.description.blocks.keys() and not all(rebased)
     return AsStored(tuple(edits) if in_one_basis else ())
+
+
+def _vector(name: str, w: Tensor) -> bool:
+    """Whether a tensor is a bias, a gain or another vector."""
+    last = name.rpartition(".")[2]
+    return w.ndim == 1 or last.startswith("b_") or last in ("g", "b")
 
 
 def _cast(a: Tensor, b: Tensor) -> torch.dtype | None:

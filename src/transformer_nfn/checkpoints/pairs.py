@@ -287,7 +287,7 @@ def _read_pairs(path: Path) -> list[Pair]:
         raise PairsError(
             f"'{path}': pairs of format {version}, expected {FORMAT}; name another file"
         )
-    return [_pair(fields, path) for fields in content.inner_items("pairs")]
+    return [_pair(fields, path) for fields in content.each("pairs", Fields.inner)]
 
 
 def _pair(fields: Fields, path: Path) -> Pair:

@@ -79,13 +79,12 @@ class Adapter(OpenFiles):
         self.where, self.checkpoint, self.config = where, checkpoint, config
         if (found := str(config.get("peft_type"))) != "LORA":
             raise CheckpointError(f"'{where}': peft_type expected LORA, found {found[:60]!r}")
-        for name, words in UNSUPPORTED.items():
-            if config.get(name):
-                raise CheckpointError(f"'{where}': an adapter with {words} is not supported")
+        unsupported = [words for name, words in UNSUPPORTED.items() if config.get(name)]
         start = str(config.get("init_lora_weights")).lower()
         if start.startswith(OF_THE_BASE):
-            words = f"factors taken from its base (init_lora_weights {start[:20]!r})"
-            raise CheckpointError(f"'{where}': an adapter with {words} is not supported")
+            unsupported.append(f"factors taken from its base (init_lora_weights {start[:20]!r})")
+        if unsupported:
+            raise CheckpointError(f"'{where}': an adapter with {unsupported[0]} is not supported")
         factors: dict[str, dict[str, str]] = {}
         embedded: set[str] = set()
         self.replaced: dict[str, str] = {}
@@ -118,7 +117,7 @@ class Adapter(OpenFiles):
             raise CheckpointError(f"'{folder}' holds no {WEIGHTS[0]}")
         path = inside(folder, found[0], folder)
         checkpoint = Checkpoint(str(path), open_source(path, str(path)))
-        with closed_on_error(checkpoint):
+        with closed_on_error(checkpoint.close):
             return Adapter(str(folder), checkpoint, config)
 
     @property

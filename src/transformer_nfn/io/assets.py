@@ -173,13 +173,14 @@ def _in_cache(asset: Asset) -> Path:
     base = _base_url()
     for name, file in asset.files.items():
         problem = _problem(folder / name, file)
-        if problem and base is None:
+        if problem and not base:
             raise AssetError(
                 f"'{asset.name}' is not available: {problem}, and {URL_VARIABLE}, the address to "
                 "fetch it from, is not set"
             )
-        if problem and base is not None:
-            _fetch(f"{base}/{quote(f'{asset.path}/{name}')}", folder / name, file.sha256)
+        if problem:
+            url = f"{base}/{quote(f'{asset.path}/{name}')}"
+            download(url, folder / name, f"sha256:{file.sha256}", AssetError)
     return folder
 
 
@@ -192,15 +193,14 @@ def _problem(path: Path, file: AssetFile) -> str | None:
     return None
 
 
-def _base_url() -> str | None:
-    url = os.environ.get(URL_VARIABLE, "").strip().rstrip("/")
-    return url or None
+def _base_url() -> str:
+    return os.environ.get(URL_VARIABLE, "").strip().rstrip("/")
 
 
 def _remote_index() -> dict[str, Asset]:
     """The index at the address; the cached one without an address or a response."""
     base, path = _base_url(), cache_folder("assets") / INDEX_FILE
-    if base is not None:
+    if base:
         try:
             text = get_text(f"{base}/{INDEX_FILE}")
         except DownloadError as error:
@@ -209,10 +209,3 @@ def _remote_index() -> dict[str, Asset]:
         else:
             write_text(path, text)
     return read_index(path) if path.is_file() else {}
-
-
-def _fetch(url: str, path: Path, sha256: str) -> None:
-    try:
-        download(url, path, f"sha256:{sha256}")
-    except DownloadError as error:
-        raise AssetError(str(error)) from error

@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -62,12 +62,6 @@ FOLDER_MARKS = (CONFIG, *(name for name in WEIGHTS if name.endswith(INDEX)), ADA
 # version of its producer, a domain, a text, the graph or the operators (fields 2 to 8).
 ONNX_VERSION, ONNX_VERSIONS = 0x08, range(1, 32)
 ONNX_FIELDS = (0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42)
-READERS: dict[str, Callable[[Path, str], TensorSource]] = {
-    "gguf": GgufFile,
-    "onnx": OnnxFile,
-    "torch": StateDict,
-    "safetensors": SafetensorsFile,
-}
 
 # Names of tensors that only such a checkpoint has, after texts of which one stands in each name.
 BY_NAME = (
@@ -261,8 +255,8 @@ def open_source(path: Path, where: str) -> TensorSource:
 
 def _open_file(path: Path, where: str) -> TensorSource:
     os.close(open_handle(path, where))  # a reader would wait for the end of a pipe
-    source = READERS[file_format(path)](path, where)
-    with closed_on_error(source):
+    source = reader_of(path)(path, where)
+    with closed_on_error(source.close):
         check_names(source.infos, where)
     return source
 
@@ -277,15 +271,15 @@ def check_names(names: Iterable[str], where: str) -> None:
         raise CheckpointError(f"'{where}' holds a tensor whose name is empty")
 
 
-def file_format(path: Path) -> Literal["gguf", "onnx", "torch", "safetensors"]:
-    """Format that a file of weights is read as, by its suffix or its first bytes."""
+def reader_of(path: Path) -> Callable[[Path, str], TensorSource]:
+    """What reads a file of weights, by its suffix or its first bytes."""
     suffix, head = path.suffix.lower(), _head(path)
     if suffix == GGUF or head[:4] == MAGIC:
-        return "gguf"
+        return GgufFile
     if suffix == ONNX or _is_onnx(head):
-        return "onnx"
+        return OnnxFile
     saved = path.suffix != ".safetensors" and head[:2] in (b"PK", b"\x80\x02")
-    return "torch" if saved or path.suffix in STATE_DICTS else "safetensors"
+    return StateDict if saved or path.suffix in STATE_DICTS else SafetensorsFile
 
 
 def _is_onnx(head: bytes) -> bool:
@@ -306,26 +300,25 @@ class _Shards:
     """Shards with an index of their tensors; see `TensorSource`."""
 
     def __init__(self, index: Path) -> None:
-        files = read_shard_index(index)
+        self._files = read_shard_index(index)
         self._open: dict[Path, TensorSource] = {}
-        self._at: dict[str, TensorSource] = {}
         self.infos: dict[str, TensorInfo] = {}
         self.metadata: dict[str, str] = {}
-        with closed_on_error(self):
-            for path in dict.fromkeys(files.values()):
+        with closed_on_error(self.close):
+            for path in dict.fromkeys(self._files.values()):
                 self._open[path] = _open_file(path, str(path))
                 self.metadata |= self._open[path].metadata
-            for name, path in files.items():
+            for name, path in self._files.items():
                 shard = self._open[path]
                 if name not in shard.infos:
                     raise CheckpointError(
                         f"'{index}' says that tensor '{name}' is in '{path.name}', where it is not"
                     )
-                self._at[name], self.infos[name] = shard, shard.infos[name]
+                self.infos[name] = shard.infos[name]
 
     def read(self, name: str) -> Tensor:
         """One tensor."""
-        return self._at[name].read(name)
+        return self._open[self._files[name]].read(name)
 
     def close(self) -> None:
         """Closes every shard."""

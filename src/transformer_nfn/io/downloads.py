@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.errors import DownloadError, needs_extra
+from transformer_nfn.errors import DownloadError, TransformerNFNError, needs_extra
 
 ATTEMPTS = 4
 CACHE_VARIABLE = "TNFN_CACHE"
@@ -67,25 +67,28 @@ def fetch(task: str, file: RemoteFile, folder: Path | None) -> Path:
         raise DownloadError(f"data folder '{folder}' does not exist")
     if not path.is_file():
         raise DownloadError(f"{path}: missing (task '{task}' needs it)")
-    with path.open("rb") as opened:
-        digest = hashlib.file_digest(opened, _md5).hexdigest()
+    digest = file_md5(path)
     if digest != file.md5:
         raise DownloadError(f"{path}: corrupt, expected md5 {file.md5}, found {digest}")
     return path
 
 
-def _md5() -> Any:
-    return hashlib.md5(usedforsecurity=False)
+def file_md5(path: Path) -> str:
+    """The md5 sum of a file."""
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
 
 
-def download(url: str, path: Path, checksum: str) -> Path:
+def download(
+    url: str, path: Path, checksum: str, kind: type[TransformerNFNError] = DownloadError
+) -> Path:
     """Download a file to ``path``, unless it is there with the right checksum.
 
     Args:
         checksum: what it must hash to, as ``md5:…`` or ``sha256:…``; a file that is there and
             hashes to something else is fetched again.
+        kind: class of the error where it cannot be fetched.
     """
-    with needs_extra(DownloadError, "pooch", "zoo", f"fetching {url}"):
+    with needs_extra(kind, "pooch", "zoo", f"fetching {url}"):
         import pooch
     pooch.get_logger().setLevel("WARNING")  # the bar says what is fetched
     try:
@@ -97,12 +100,10 @@ def download(url: str, path: Path, checksum: str) -> Path:
             downloader=resume_download,
         )
     except OSError as error:
-        raise DownloadError(f"{url}: could not be fetched ({_reason(error)})") from error
+        raise kind(f"{url}: could not be fetched ({_reason(error)})") from error
     except ValueError as error:
-        kind, _, expected = checksum.partition(":")
-        raise DownloadError(
-            f"{url}: corrupt, its {kind} is not {expected[:12]}… as it must be"
-        ) from error
+        name, _, expected = checksum.partition(":")
+        raise kind(f"{url}: corrupt, its {name} is not {expected[:12]}… as it must be") from error
     return path
 
 

@@ -27,7 +27,7 @@ _BESIDE = re.compile(r"\.[0-9a-f]{8}\.beside\.(.+)")
 
 
 @contextmanager
-def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """Write a file atomically: yields a path beside ``path``, which is renamed on success.
 
     A reader sees the old file or the new one, also after a power cut: the bytes are on the disk
@@ -38,7 +38,6 @@ def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
     Args:
         path: the file; its folder is created if needed. A folder or a device is rejected.
-        durable: whether to wait for the disk.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "new" / "notes.txt"
@@ -54,9 +53,8 @@ def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
             new = stat.S_IMODE(os.stat(beside).st_mode)
             yield beside
             os.chmod(beside, new if old is None else old)  # some writers choose another
-            if durable:
-                _sync(beside)
-            take_name(beside, target, durable=durable)
+            _sync(beside)
+            take_name(beside, target)
 
 
 @contextmanager
@@ -87,7 +85,7 @@ class _TriedError(Exception):
 def check_writable(*paths: Path | None) -> None:
     """Reject files that `atomic_file` could not write, before the work that fills them."""
     for path in filter(None, paths):
-        with contextlib.suppress(_TriedError), atomic_file(path, durable=False):
+        with contextlib.suppress(_TriedError), atomic_file(path):
             raise _TriedError
 
 
@@ -154,11 +152,10 @@ def _regular_mode(path: Path) -> int | None:
     return stat.S_IMODE(mode)
 
 
-def take_name(beside: Path, path: Path, *, durable: bool = True) -> None:
+def take_name(beside: Path, path: Path) -> None:
     """Rename a file or folder to ``path``."""
     os.replace(beside, path)
-    if durable:
-        _sync_folder(path.parent)
+    _sync_folder(path.parent)
 
 
 def _sync_folder(path: Path) -> None:

@@ -16,7 +16,7 @@ import os
 import struct
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
@@ -28,6 +28,7 @@ from transformer_nfn.errors import CheckpointError, needs_extra
 from transformer_nfn.io.tensor_files import (
     DTYPES,
     TensorInfo,
+    TensorPlace,
     closed_on_error,
     open_handle,
     read_at,
@@ -99,16 +100,6 @@ SMALLEST = 2.0**-24
 """Scales below this are stored as zero."""
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A tensor of the file: its type, shape in the order of torch, and byte range."""
-
-    type: GGMLQuantizationType
-    shape: tuple[int, ...]
-    start: int
-    size: int
-
-
 class GgufFile:
     """An open GGUF file; see `TensorSource`.
 
@@ -125,21 +116,21 @@ class GgufFile:
         self._gguf = gguf
         self._handle = open_handle(path, self._where)
         self._close = weakref.finalize(self, os.close, self._handle)
-        with closed_on_error(self), os.fdopen(os.dup(self._handle), "rb") as file:
+        with closed_on_error(self.close), os.fdopen(os.dup(self._handle), "rb") as file:
             try:
                 self.fields, self._places = self._header(file)
             except (struct.error, OverflowError, UnicodeDecodeError) as error:
                 _refuse(self._where, "its header is damaged or cut short", error)
-        self.infos = {name: self._info(place) for name, place in self._places.items()}
+        self.infos = {name: place.info for name, place in self._places.items()}
         self.metadata: Mapping[str, str] = {}
 
     def read(self, name: str) -> Tensor:
         """Read one tensor, dequantised to float32."""
         place = self._places[name]
-        raw = read_at(self._handle, place.start, place.size, self._where)
-        if place.type.name in PLAIN:
-            return raw.view(getattr(torch, self.infos[name].dtype)).reshape(place.shape)
-        return self._values(raw.numpy(), place).reshape(place.shape)
+        raw = read_at(self._handle, place.start, place.stop - place.start, self._where)
+        if not place.info.quantised:
+            return raw.view(getattr(torch, place.info.dtype)).reshape(place.info.shape)
+        return self._values(raw.numpy(), place.info)
 
     def interval(self, name: str) -> tuple[Tensor, Tensor] | None:
         """Lowest and highest number that the format rounds to each stored one.
@@ -147,17 +138,17 @@ class GgufFile:
         None where a format does not round weights one by one.
         """
         place = self._places[name]
-        grid = GRIDS.get(place.type.name)
+        grid = GRIDS.get(place.info.quantised)
         if grid is None:
             return None
-        raw = read_at(self._handle, place.start, place.size, self._where).numpy()
-        value = self._values(raw, place)
+        raw = read_at(self._handle, place.start, place.stop - place.start, self._where).numpy()
+        value = self._values(raw, place.info)
         ends = []
-        blocks = raw.reshape(-1, self._gguf.GGML_QUANT_SIZES[place.type][1])
+        blocks = raw.reshape(-1, self._gguf.GGML_QUANT_SIZES[self._kind(place.info)][1])
         for fill in (grid.lowest, grid.highest):
             for codes in grid.codes:
                 blocks[:, codes] = fill
-            ends.append(self._values(raw, place))
+            ends.append(self._values(raw, place.info))
         low, high = torch.minimum(*ends), torch.maximum(*ends)
         span = high - low
         step = span / grid.steps
@@ -166,25 +157,22 @@ class GgufFile:
         beyond = torch.maximum(half, CLIPPED * span) if grid.clips else half
         down = torch.where(value <= low, beyond, half)
         up = torch.where(value >= high, beyond, half)
-        return (value - down).reshape(place.shape), (value + up).reshape(place.shape)
+        return value - down, value + up
 
     def close(self) -> None:
         """Close the file."""
         self._close()
 
-    def _values(self, raw: np.ndarray, place: _Place) -> Tensor:
-        rows = raw.reshape(math.prod(place.shape[:-1]), -1)
+    def _values(self, raw: np.ndarray, info: TensorInfo) -> Tensor:
+        rows = raw.reshape(math.prod(info.shape[:-1]), -1)
         with np.errstate(all="ignore"):  # a damaged scale may be infinite, which is reported later
-            values = self._gguf.quants.dequantize(rows, place.type)
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).reshape(-1)
+            values = self._gguf.quants.dequantize(rows, self._kind(info))
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).reshape(info.shape)
 
-    def _info(self, place: _Place) -> TensorInfo:
-        name = place.type.name
-        if name in PLAIN:
-            return TensorInfo(place.shape, DTYPES[name][0])
-        return TensorInfo(place.shape, "float32", name)
+    def _kind(self, info: TensorInfo) -> GGMLQuantizationType:
+        return self._gguf.GGMLQuantizationType[info.quantised]
 
-    def _header(self, file: BinaryIO) -> tuple[dict[str, Any], dict[str, _Place]]:
+    def _header(self, file: BinaryIO) -> tuple[dict[str, Any], dict[str, TensorPlace]]:
         length = os.fstat(self._handle).st_size
         reader = _Reader(file, length, self._where)
         if file.read(4) != MAGIC:
@@ -204,7 +192,7 @@ class GgufFile:
             _refuse(self._where, f"it does not state {ARCHITECTURE}")
         if found.get(SPLIT, 0) not in (0, 1):
             _refuse(self._where, f"it is one of {found[SPLIT]} parts: join them first")
-        places: dict[str, _Place] = {}
+        places: dict[str, TensorPlace] = {}
         for _ in range(tensors):
             name = reader.text()
             if name in places:
@@ -215,14 +203,13 @@ class GgufFile:
             _refuse(self._where, f"alignment expected a number above 0, found {alignment}")
         base = -(-file.tell() // alignment) * alignment
         for name, place in places.items():
-            start, stop = base + place.start, base + place.start + place.size
-            if stop > length:
-                ends = f"'{name}' ends at byte {stop}, the file at {length}"
+            places[name] = TensorPlace(place.info, base + place.start, base + place.stop)
+            if places[name].stop > length:
+                ends = f"'{name}' ends at byte {places[name].stop}, the file at {length}"
                 _refuse(self._where, f"{ends}: it was cut short")
-            places[name] = replace(place, start=start)
         return found, places
 
-    def _place(self, reader: _Reader, name: str) -> _Place:
+    def _place(self, reader: _Reader, name: str) -> TensorPlace:
         """The next tensor, which starts at a byte after the header."""
         dims = reader.number("I")
         if not 0 < dims <= MAX_DIMS:
@@ -238,7 +225,10 @@ class GgufFile:
         block, size = self._gguf.GGML_QUANT_SIZES[kind]
         if shape[-1] % block:
             _refuse(self._where, f"'{name}' has rows of {shape[-1]}, {kind.name} needs {block}")
-        return _Place(kind, shape, offset, math.prod(shape) // block * size)
+        info = TensorInfo(shape, "float32", kind.name)
+        if kind.name in PLAIN:
+            info = TensorInfo(shape, DTYPES[kind.name][0])
+        return TensorPlace(info, offset, offset + math.prod(shape) // block * size)
 
     def _is_read(self, kind: GGMLQuantizationType) -> bool:
         if kind.name in PLAIN:

@@ -53,10 +53,7 @@ class Fields:
 
     def text(self, key: str) -> str:
         """A text."""
-        value = self._get(key)
-        if not isinstance(value, str):
-            self._refuse(key, "a text", value)
-        return value
+        return self._typed(key, str, "a text")
 
     def choice(self, key: str, values: Collection[str]) -> str:
         """One of these texts."""
@@ -67,10 +64,7 @@ class Fields:
 
     def items(self, key: str) -> list[Any]:
         """A list."""
-        value = self._get(key)
-        if not isinstance(value, list):
-            self._refuse(key, "a list", value)
-        return value
+        return self._typed(key, list, "a list")
 
     def inner(self, key: str) -> Fields:
         """An object within this one."""
@@ -81,10 +75,6 @@ class Fields:
         named = {f"{key}[{i}]": item for i, item in enumerate(self.items(key))}
         items = Fields(named, self._where, self._kind, self._path)
         return [read(items, name) for name in named]
-
-    def inner_items(self, key: str) -> list[Fields]:
-        """A list of objects."""
-        return self.each(key, Fields.inner)
 
     def refuse(self, key: str, expected: str) -> NoReturn:
         """Refuse a field that does not agree with others."""
@@ -97,6 +87,12 @@ class Fields:
     def known(self, key: str) -> bool:
         """Whether the field, which must be there, is not null."""
         return self._get(key) is not None
+
+    def _typed(self, key: str, kind: type[Value], words: str) -> Value:
+        value = self._get(key)
+        if not isinstance(value, kind):
+            self._refuse(key, words, value)
+        return value
 
     def _get(self, key: str) -> Any:
         if key not in self.data:

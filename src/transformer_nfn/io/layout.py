@@ -146,6 +146,7 @@ def take(sizes: Sizes, x: Tensor, parts: Sequence[Slot]) -> dict[str, Tensor]:
 
 def put(sizes: Sizes, weights: dict[str, Tensor], parts: Sequence[Slot]) -> Tensor:
     """One tensor of a file from tensors of the space; the inverse of `take`, bit for bit."""
+    along = parts[0].layout.joined
     pieces = []
     for part in parts:
         stored = [a for a in part.layout.atoms if a != PLUS]
@@ -153,15 +154,11 @@ def put(sizes: Sizes, weights: dict[str, Tensor], parts: Sequence[Slot]) -> Tens
         value = value.permute([[a for a in part.axes if a in stored].index(a) for a in stored])
         if PLUS in part.layout.atoms:
             value = value.unsqueeze(part.layout.atoms.index(PLUS))
+        if along is not None:
+            value = value.reshape(file_shape(sizes, [part]))
         pieces.append(value)
-    along = parts[0].layout.joined
     if along is None:
         along = parts[0].layout.atoms.index(PLUS) if PLUS in parts[0].layout.atoms else 0
-    else:
-        pieces = [
-            piece.reshape([prod(sizes[a] for a in dim) for dim in part.layout.dims])
-            for part, piece in zip(parts, pieces, strict=True)
-        ]
     whole = torch.cat(pieces, along) if len(parts) > 1 else pieces[0]
     return whole.reshape(file_shape(sizes, parts)).contiguous()
 
@@ -235,24 +232,15 @@ class Naming:
         if missing:
             raise SpaceError(f"no line of the naming holds '{missing[0]}' of '{space.name}'")
 
-    def read(
-        self,
-        space: WeightSpace,
-        tensors: Mapping[str, Tensor],
-        only: Iterable[str] | None = None,
-    ) -> Weights:
+    def read(self, space: WeightSpace, tensors: Mapping[str, Tensor]) -> Weights:
         """The tensors ``[*axes]`` of one network out of those of a file.
 
         Args:
             tensors: by name in the file; may be lazy. Names that no line knows are ignored.
-            only: names in the space, to read no more than those.
         """
-        wanted = set(space.tensors if only is None else only)
         out: Weights = {}
         lines = list(self._resolved(space))
         for line in lines:
-            if wanted.isdisjoint(line.holds):
-                continue
             absent = [name for name in line.names if name not in tensors]
             if absent:
                 present = [each for each in lines if all(name in tensors for name in each.names)]
@@ -274,7 +262,7 @@ class Naming:
                             f"'{part.tensor}', to which both are tied"
                         )
                     out[part.tensor] = whole
-        return {name: out[name] for name in space.tensors if name in wanted}
+        return {name: out[name] for name in space.tensors}
 
     def write(self, space: WeightSpace, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of a file from those of one network, ``[*axes]``; undoes `read`."""

@@ -27,6 +27,8 @@ from transformer_nfn.io.tensor_files import TensorInfo, TensorSource
 QUANTISED = "quantization_config"
 WORD = 32
 BITS = (2, 3, 4, 8)
+# Parts that a matrix may lack.
+OPTIONAL = ("g_idx", "weight_g_idx", "weight_zero_point")
 LARGEST = 2**24
 """Rows or columns of a matrix."""
 # Ending of packed tensors, the config field that names their layout, and the layouts that are read;
@@ -123,7 +125,6 @@ class PackedWeights:
                 "weight_scale": (outputs, groups),
                 "weight_zero_point": (_words(outputs, bits), groups), "weight_g_idx": (inputs,),
             }  # fmt: skip
-            needed: tuple[str, ...] = ("weight_packed", "weight_scale")
         else:
             groups, outputs = (self._size(stem, "scales", axis) for axis in (0, 1))
             inputs = self._size(stem, "qweight", 0)
@@ -135,19 +136,17 @@ class PackedWeights:
                 "qweight": along[self._method == "awq"], "qzeros": (groups, _words(outputs, bits)),
                 "scales": (groups, outputs), "g_idx": (inputs,),
             }  # fmt: skip
-            needed = ("qweight", "qzeros", "scales")
         if bits not in (BITS if self._method != "awq" else (4,)):
             self._refuse(f"{stem}.weight", "codes of 2, 3, 4 or 8 bits (AWQ: 4)", f"{bits} bits")
         for part, shape in parts.items():
-            self._check(f"{stem}.{part}", shape, part in needed)
+            if part not in OPTIONAL or f"{stem}.{part}" in self._source.infos:
+                self._check(f"{stem}.{part}", shape)
         return _Packed(outputs, inputs, groups, bits, parts)
 
-    def _check(self, name: str, shape: tuple[int, ...], needed: bool) -> None:
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
         info = self._source.infos.get(name)
         if info is None:
-            if needed:
-                self._refuse(name, f"shape {list(shape)}", "no such tensor")
-            return
+            self._refuse(name, f"shape {list(shape)}", "no such tensor")
         scales = name.endswith(("scale", "scales"))
         whole = ("int32", "int64") if name.endswith(("g_idx", "shape")) else ("int32",)
         right = info.weight_dtype is not None if scales else info.dtype in whole
@@ -157,7 +156,7 @@ class PackedWeights:
 
     def _shape(self, stem: str) -> tuple[int, int]:
         name = f"{stem}.weight_shape"
-        self._check(name, (2,), needed=True)
+        self._check(name, (2,))
         outputs, inputs = (int(n) for n in self._source.read(name))
         if not (0 < outputs <= LARGEST and 0 < inputs <= LARGEST):
             self._refuse(name, f"two sizes from 1 to {LARGEST}", f"{[outputs, inputs]}")

@@ -21,9 +21,9 @@ from transformer_nfn.io.checkpoint import (
     STATE_DICTS,
     WEIGHTS,
     Checkpoint,
-    file_format,
     find_weights,
     read_shard_index,
+    reader_of,
     sentence_modules,
 )
 from transformer_nfn.io.files import atomic_file, atomic_folder, foreign_files
@@ -103,7 +103,7 @@ def rewritten(
             beside = stack.enter_context(atomic_file(target / names[file]))
             added = additions.tensors if additions.beside in held else {}
             shard: _Sink
-            if file_format(file) == "torch":
+            if reader_of(file) is StateDict:
                 shard = _StateDictSink(beside, file, added)
             else:
                 shard = stack.enter_context(_copying_sink(beside, file, added))
@@ -160,12 +160,8 @@ def _as_folder(
 ) -> Iterator[Write]:
     """A new folder for tensors that do not stand in the source as they are."""
     _check_place(path, path, out)
-    infos = {
-        name: info
-        for name in checkpoint
-        if (info := checkpoint.info(name)).weight_dtype is not None
-    }
-    infos |= additions.tensors
+    held = {**checkpoint.infos, **additions.tensors}
+    infos = {name: info for name, info in held.items() if info.weight_dtype is not None}
     with (
         atomic_folder(out) as target,
         atomic_file(target / CONFIG) as config,
@@ -201,18 +197,13 @@ def _as_json(fields: Mapping[str, Any]) -> bytes:
 
 def _files(checkpoint: Checkpoint, path: Path) -> tuple[Path | None, dict[Path, list[str]]]:
     """The folder of a checkpoint, if it is one, and its weight files with the tensors of each."""
-    if path.is_dir():
-        home, first = path, find_weights(path, str(path))
-    elif path.name.endswith(INDEX):
-        home, first = path.parent, path
-    else:
-        return None, {path: list(checkpoint)}
+    first = find_weights(path, str(path)) if path.is_dir() else path
     if not first.name.endswith(INDEX):
-        return home, {first: list(checkpoint)}
+        return path if path.is_dir() else None, {first: list(checkpoint)}
     held: dict[Path, list[str]] = {}
     for name, shard in read_shard_index(first).items():
         held.setdefault(shard, []).append(name)
-    return home, held
+    return path if path.is_dir() else path.parent, held
 
 
 def _check_place(source: Path, home: Path | None, out: Path) -> None:

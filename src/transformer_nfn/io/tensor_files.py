@@ -16,7 +16,7 @@ import re
 import struct
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -68,14 +68,7 @@ class TensorInfo:
         return TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
-class Closable(Protocol):
-    """What holds files open."""
-
-    def close(self) -> None:
-        """Close the files."""
-
-
-class TensorSource(Closable, Protocol):
+class TensorSource(Protocol):
     """Interface of a lazy tensor source, which `Checkpoint` makes a mapping of.
 
     A source raises `CheckpointError` where the bytes do not match its header. `Checkpoint` reads
@@ -92,6 +85,9 @@ class TensorSource(Closable, Protocol):
 
     def read(self, name: str) -> Tensor:
         """Read one tensor: contiguous, on the CPU, not shared."""
+
+    def close(self) -> None:
+        """Close the files."""
 
 
 class InMemory:
@@ -165,12 +161,12 @@ class TensorPlace(NamedTuple):
 
 
 @contextmanager
-def closed_on_error(files: Closable) -> Iterator[None]:
+def closed_on_error(close: Callable[[], None]) -> Iterator[None]:
     """Close files where the rest of their opening fails."""
     try:
         yield
     except BaseException:
-        files.close()
+        close()
         raise
 
 
@@ -192,7 +188,7 @@ class SafetensorsFile:
         self._where = where
         self._handle = open_handle(path, self._where)
         self._close = weakref.finalize(self, os.close, self._handle)
-        with closed_on_error(self):
+        with closed_on_error(self.close):
             raw, length = raw_header(self._handle, self._where)
             self._parts, self.metadata = parse_header(raw, length, self._where)
         self.infos = {name: part.info for name, part in self._parts.items()}
@@ -283,7 +279,8 @@ def _parse_header(
                 _refuse(where, f"tensor '{name}' has a malformed dtype, shape or offset")
         key = (code, *shape)
         if key not in known:
-            known[key] = _info(code, tuple(shape))
+            info = TensorInfo(tuple(shape), DTYPES.get(code, (code, 0))[0])
+            known[key] = info, byte_count(info) if code in DTYPES else None
         info, size = known[key]
         if start > stop or base + stop > length:
             lies = f"tensor '{name}' lies at bytes {base + start} to {base + stop}"
@@ -294,12 +291,6 @@ def _parse_header(
         parts[name] = TensorPlace(info, base + start, base + stop)
     _check_tiling(parts, base, length, where)
     return parts, metadata
-
-
-def _info(code: str, shape: tuple[int, ...]) -> tuple[TensorInfo, int | None]:
-    """Shape and dtype by the file's word for it, and the number of bytes where that is known."""
-    word, bits = DTYPES.get(code, (code, 0))
-    return TensorInfo(shape, word), math.prod(shape) * bits // 8 if bits else None
 
 
 def _check_tiling(parts: Mapping[str, TensorPlace], base: int, length: int, where: str) -> None:
@@ -421,10 +412,11 @@ def write_state_dict(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def _load(path: Path, where: str) -> dict[str, Tensor]:
     refused = f"'{where}' is not a plain state dict"
     try:
-        large = path.stat().st_size >= MAP_FROM
+        with path.open("rb") as file:  # only the newer format, a zip file, can be mapped
+            mapped = path.stat().st_size >= MAP_FROM and file.read(2) == b"PK"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about older formats
-            state = _load_weights(path, large)
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
     except Exception as error:  # torch raises many types for an invalid file
         raise CheckpointError(f"{refused}: {_reason(error)}") from error
     refused += " of tensors by name"
@@ -437,13 +429,6 @@ def _load(path: Path, where: str) -> dict[str, Tensor]:
             what = f"{name!r} is of kind" if wrong is value else f"the name {name!r} is of kind"
             raise CheckpointError(f"{refused}: {what} {type(wrong).__name__}")
     return dict(state)
-
-
-def _load_weights(path: Path, large: bool) -> Any:
-    # Only the newer format can be mapped; it is a zip file.
-    with path.open("rb") as file:
-        mapped = large and file.read(2) == b"PK"
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
 
 
 def _reason(error: Exception) -> str:

@@ -209,7 +209,7 @@ def _check_record(data: Mapping[str, Any], where: str) -> None:
         for name in ("reference", "file", "sha256", "version"):
             fields.inner("code").text(name)
     target = Target.from_json(data["target"] if fields.known("target") else None, where)
-    files, seeds = fields.inner("files"), fields.inner_items("seeds")
+    files, seeds = fields.inner("files"), fields.each("seeds", Fields.inner)
     for name in files.data:
         files.text(name)
     results = bool(fields.inner("summary").data)

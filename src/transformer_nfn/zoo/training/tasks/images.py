@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import math
 import struct
 import zlib
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import needs_extra
-from transformer_nfn.io.downloads import RemoteFile, fetch
+from transformer_nfn.io.downloads import RemoteFile, fetch, file_md5
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo.errors import DataError
 from transformer_nfn.zoo.sizes import NetworkSizes
@@ -230,7 +229,7 @@ def idx_images(
             padding=2,
             held=1 / 12 if held is None else held,
             samples=samples,
-            provenance={path.name: _md5(path) for path in files},
+            provenance={path.name: file_md5(path) for path in files},
         ),
     )
 
@@ -250,7 +249,3 @@ def read_idx(path: Path) -> np.ndarray:
     if len(body) != math.prod(shape):
         raise DataError(f"{path}: expected {math.prod(shape)} bytes of data, found {len(body)}")
     return np.frombuffer(body, dtype=np.uint8).reshape(shape).copy()
-
-
-def _md5(path: Path) -> str:
-    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
