@@ -1,7 +1,7 @@
 """Regressors of scikit-learn as learners, stored by skops: as data of trusted types, not pickled.
 
-Loading runs no code. The arrays of a fitted tree are not checked as those of `trees` are: load
-estimators only from where you trust their numbers.
+Loading runs no code of the file. But neither skops nor XGBoost checks the arrays of a tree, as
+`trees` does: a file made to harm can crash the process. Load estimators from trusted sources only.
 """
 
 from __future__ import annotations

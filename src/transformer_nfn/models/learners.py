@@ -19,14 +19,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.tensor_files import TensorInfo
-from transformer_nfn.models.statistics import bounded, fit_ridge, mean_and_scale, signed_log
+from transformer_nfn.models.statistics import fit_ridge, mean_and_scale, signed_log, standardised
 from transformer_nfn.models.stored_state import check_state
 
 STATE_FILE = "model.safetensors"
 Held = tuple[np.ndarray, np.ndarray] | None
 """Validation rows and accuracies, where there are any."""
-FARTHEST = 8
-"""Standard deviations at which features are cut off: no extrapolation beyond the training set."""
 HIDDEN, DROPOUT = 8, 0.2
 """Neurons of the MLP's one hidden layer, and dropout of these and of its features."""
 RATE, DECAY, BATCH = 3e-3, 0.1, 64
@@ -219,8 +217,7 @@ def _module(width: int) -> nn.Sequential:
 
 
 def _standard(x: np.ndarray, frame: Mapping[str, Tensor]) -> Tensor:
-    inputs = signed_log(torch.from_numpy(x))
-    return bounded((inputs - frame["mean"]) * frame["scale"], FARTHEST).float()
+    return standardised(signed_log(torch.from_numpy(x)), frame["mean"], frame["scale"]).float()
 
 
 def _copy(module: nn.Module) -> dict[str, Tensor]:

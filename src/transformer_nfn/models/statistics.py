@@ -14,6 +14,8 @@ COUNT = 2 + len(QUANTILES)
 """Statistics of a tensor: mean, variance and quartiles."""
 SMALL = 1e-2
 """`signed_log` is linear below this size and logarithmic above."""
+FARTHEST = 8
+"""Standard deviations at which features are cut off: no extrapolation beyond the training set."""
 
 
 def statistics(x: Tensor, ordered: Tensor | None = None) -> Tensor:
@@ -54,12 +56,14 @@ def signed_log(x: Tensor) -> Tensor:
     return wide.sign() * (wide.abs() / SMALL).log1p()
 
 
-def bounded(x: Tensor, limit: float) -> Tensor:
-    """Clamp to ``±limit``; infinities become NaN, because an overflow is no outlier.
+def standardised(x: Tensor, mean: Tensor, scale: Tensor, limit: float = FARTHEST) -> Tensor:
+    """Deviations from the mean, cut off at ``±limit``; infinities become NaN: they overflowed.
 
-    >>> bounded(torch.tensor([-9.0, 1.0, torch.inf]), 8.0).tolist()
+    >>> mean, scale = torch.tensor(0.0), torch.tensor(1.0)
+    >>> standardised(torch.tensor([-9.0, 1.0, torch.inf]), mean, scale).tolist()
     [-8.0, 1.0, nan]
     """
+    x = (x - mean) * scale
     return torch.where(x.isinf(), torch.nan, x.clamp(-limit, limit))
 
 

@@ -177,8 +177,8 @@ class Tabular(Predictor):
             )
         finite = np.isfinite(x).all(1)  # a tree would take NaN for a small number
         values = np.where(finite, self.learner.predict(x), np.nan)
-        # Without the warning of NumPy where it overflows.
-        return torch.from_numpy(values).float().clamp(0, 1)
+        single = torch.from_numpy(values).float()  # without the warning of NumPy for overflow
+        return torch.where(single.isinf(), torch.nan, single).clamp(0, 1)
 
     @property
     def num_parameters(self) -> int | None:

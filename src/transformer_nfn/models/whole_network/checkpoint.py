@@ -15,7 +15,7 @@ from transformer_nfn.models.checkpoint_batch import DESCRIPTIONS, SIZE
 from transformer_nfn.models.network import paper_block
 from transformer_nfn.models.predictor import CHECKPOINTS, Networks, predictor
 from transformer_nfn.models.pretrained import Inputs, Pretrained
-from transformer_nfn.models.statistics import bounded, fit_ridge, mean_and_scale
+from transformer_nfn.models.statistics import fit_ridge, mean_and_scale, standardised
 from transformer_nfn.models.whole_network.checkpoint_probes import (
     MOST_TOKENS,
     ImageProbes,
@@ -24,7 +24,6 @@ from transformer_nfn.models.whole_network.checkpoint_probes import (
     checkpoint_outputs,
 )
 from transformer_nfn.models.whole_network.model import (
-    FARTHEST,
     INVARIANTS,
     OUTPUTS,
     WholeNetwork,
@@ -286,7 +285,7 @@ class WholeCheckpoint(WholeNetwork):
         return [m for m in (self.output_head, self.invariant_head) if m is not None]
 
     def _output_inputs(self, outputs: Tensor) -> Tensor:
-        return bounded((outputs - self.out_mean) * self.out_scale, FARTHEST)
+        return standardised(outputs, self.out_mean, self.out_scale)
 
     def _with_outputs(
         self, network: Mapping[str, Any], positions: Tensor | None

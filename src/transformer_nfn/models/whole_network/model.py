@@ -16,7 +16,7 @@ from transformer_nfn.models.network import in_batches, network_of
 from transformer_nfn.models.predictor import OUTPUTS as READS_OUTPUTS
 from transformer_nfn.models.predictor import Networks, predictor
 from transformer_nfn.models.pretrained import Inputs
-from transformer_nfn.models.statistics import bounded, mean_and_scale, signed_log
+from transformer_nfn.models.statistics import mean_and_scale, signed_log, standardised
 from transformer_nfn.models.task_reader import TaskReader
 from transformer_nfn.models.whole_network.curve import fit_curve, piecewise_linear
 from transformer_nfn.models.whole_network.invariants import whole_invariants
@@ -37,8 +37,6 @@ from transformer_nfn.spaces import WeightSpace
 
 INVARIANTS, OUTPUTS = "invariants", "outputs"
 """Keys of a network that hold its invariants and output features, where they were computed."""
-FARTHEST = 8.0
-"""Standard deviations at which invariants are cut off: no extrapolation beyond the training set."""
 DISTINCT = 0.02
 """Pairs of accuracies that differ by less have less weight in the ranking loss."""
 MOST_PROBES, MOST_OUTPUTS = 512, 5632
@@ -264,7 +262,7 @@ class WholeNetwork(TaskReader):
             yield self.output_head, self._output_inputs(network[OUTPUTS])
         if self.invariant_head is not None:
             x = self.prepared(network, positions)[INVARIANTS]
-            yield self.invariant_head, bounded((x - self.mean) * self.scale, FARTHEST)
+            yield self.invariant_head, standardised(x, self.mean, self.scale)
 
     def _output_inputs(self, outputs: Tensor) -> Tensor:
         """What the head on outputs reads."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
-from transformer_nfn.models.statistics import bounded, mean_and_scale
+from transformer_nfn.models.statistics import mean_and_scale, standardised
 
 CLAMP = 4.0
 """In standard deviations."""
@@ -104,7 +104,7 @@ class Standardizer:
 
     def __call__(self, x: Tensor, clamp: float = CLAMP) -> Tensor:
         """Standardise the columns."""
-        return bounded((x - self.mean) * self.scale, clamp)
+        return standardised(x, self.mean, self.scale, clamp)
 
 
 @dataclass(frozen=True)
