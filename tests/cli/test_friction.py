@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from tnfn_command import as_json, assert_refused, printed, tnfn
+from tnfn_command import as_json, assert_refused, printed
 from transformer_nfn.checkpoints.families import families
 from transformer_nfn.models.predictor import names
 
 
-def test_models_are_listed_without_anything_else() -> None:
-    code, out, err = tnfn("train", "--model", "list")
-    assert (code, out.split(), err) == (0, names(), "")
-    assert as_json("train", "--model", "list") == names()
+def test_models_are_listed() -> None:
+    assert [row["name"] for row in as_json("models")] == names()
+    out = printed("models", "whole*")
+    assert "Whole network" in out
+    assert "mlp" not in out
+    assert_refused("no predictor is called 'none'", "models", "none")
 
 
 def test_a_training_says_what_it_lacks() -> None:

@@ -16,7 +16,7 @@ from transformer_nfn.cli.diff import diff_command
 from transformer_nfn.cli.disguise import disguise_command
 from transformer_nfn.cli.fingerprint import fingerprint_command
 from transformer_nfn.cli.inspect import inspect_command
-from transformer_nfn.cli.listings import architectures_command, assets_command
+from transformer_nfn.cli.listings import architectures_command, assets_command, models_command
 from transformer_nfn.cli.report import report_command
 from transformer_nfn.cli.reproduce import reproduce_command
 from transformer_nfn.cli.train import evaluate_command, predict_command, train_command
@@ -36,6 +36,7 @@ PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "predict": predict_command,
         "evaluate": evaluate_command,
         "train": train_command,
+        "models": models_command,
         "assets": assets_command,
     },
     "Zoos": {"zoo": zoo_app},

@@ -1,14 +1,17 @@
-"""Commands that list what can be read by name: families of checkpoints, and assets."""
+"""Commands that list what has a name: families of checkpoints, predictors, and assets."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from fnmatch import fnmatch
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from transformer_nfn.cli.console import echo_json, table_console
 from transformer_nfn.cli.options import ArchitectureOption, JsonOption
+from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import Family
@@ -60,6 +63,45 @@ def _as_json(family: Family) -> dict[str, Any]:
             for line in family.lines
         },
     }
+
+
+def models_command(
+    pattern: Annotated[str, typer.Argument(help="Names to list, such as 'whole*'.")] = "*",
+    as_json: JsonOption = False,
+) -> None:
+    """List the predictors that `tnfn train --model` takes by name.
+
+    Those of installed packages, in the entry points `transformer_nfn.predictors`, are listed with
+    the class that their name stands for. Their code is not run.
+
+    [bold]Examples[/bold]
+
+      tnfn models
+
+      tnfn models 'whole*' --json
+    """
+    from transformer_nfn.models.own_module import entry_points
+    from transformer_nfn.models.predictor import BUILT, find, names
+
+    rows: list[dict[str, Any]] = [
+        {"name": name, "title": cls.title, "reads": cls.reads,
+         "any_size": cls.any_size, "checkpoints": name in names("checkpoints")}
+        for name, cls in ((name, find(name)) for name in names())
+    ]  # fmt: skip
+    rows += [{"name": name, "title": value} for name, value in entry_points().items()]
+    rows = [row for row in rows if fnmatch(str(row["name"]), pattern)]
+    if not rows:
+        raise TransformerNFNError(f"no predictor is called '{pattern}': see tnfn models")
+    if as_json:
+        echo_json(rows)
+        return
+    table = Table("name", "title", "reads", "sizes", "networks")
+    for row in rows:
+        sizes = "any" if row.get("any_size") else "one"
+        kinds = "built, checkpoints" if row.get("checkpoints") else BUILT
+        known = (row["reads"], sizes, kinds) if "reads" in row else ("", "", "")
+        table.add_row(row["name"], row["title"], *known)
+    table_console().print(table)
 
 
 def assets_command(

@@ -63,7 +63,7 @@ def train_command(
     model: Annotated[
         str,
         typer.Option(
-            help="Which predictor; `--model list` names them. A class of yours is FILE.py:CLASS "
+            help="Which predictor, see `tnfn models`. A class of yours is FILE.py:CLASS "
             "or MODULE:CLASS; its code is run."
         ),
     ] = "whole_network",
@@ -91,6 +91,9 @@ def train_command(
         str | None, typer.Option(help="Channels of Transformer-NFN's layers, such as 10 or 10,10.")
     ] = None,
     percent: Annotated[int, typer.Option(help="Which checkpoint of each run: 50, 75, 100.")] = 75,
+    split_seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the split into training, validation and test part.")
+    ] = 0,
     damaged: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Damaged copies, from `tnfn zoo damage`."),
@@ -145,14 +148,10 @@ def train_command(
 
       tnfn train mnist-sample --out run   # by name, see `tnfn assets`
     """
-    from transformer_nfn.models.predictor import names
     from transformer_nfn.prediction.api import train
     from transformer_nfn.prediction.target import target_columns
     from transformer_nfn.zoo import open_zoo
 
-    if model == "list":
-        echo_json(names()) if as_json else typer.echo("\n".join(names()))
-        return
     if zoo is not None and target == "list":
         columns = target_columns(open_zoo(zoo))
         echo_json(columns) if as_json else typer.echo("\n".join(columns))
@@ -169,6 +168,7 @@ def train_command(
             options=_options(options or [], channels),
             target=target,
             percent=percent,
+            split_seed=split_seed,
             min_accuracy=min_accuracy,
             leave_out=() if leave_out is None else leave_out.split(","),
             damaged=damaged,

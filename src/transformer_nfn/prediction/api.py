@@ -70,6 +70,7 @@ def train(
     options: Mapping[str, Any] | None = None,
     target: str = ACCURACY_COLUMN,
     percent: int = PERCENT,
+    split_seed: int = 0,
     min_accuracy: float = 0.0,
     leave_out: Sequence[str] = (),
     damaged: Path | str | None = None,
@@ -91,6 +92,7 @@ def train(
         options: of the predictor.
         target: column of the zoo's table to predict.
         percent: which checkpoint of each run.
+        split_seed: of the split into parts.
         min_accuracy: of the networks.
         leave_out: sizes of a mixed zoo to test on only.
         damaged: damaged copies of the networks, to fit a guard to.
@@ -116,6 +118,7 @@ def train(
     selection = Selection(
         None if own or target in CHECKPOINT_COLUMNS else percent,
         min_accuracy,
+        split_seed,
         target=target,
         all_checkpoints=cls.every_checkpoint,
         leave_out=tuple(leave_out),

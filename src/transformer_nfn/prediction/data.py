@@ -288,6 +288,7 @@ class Selection:
     def to_json(self, augment: float | None = None) -> dict[str, Any]:
         """Description for the record of a run."""
         subset = {} if self.max_train is None else {"max_train": self.max_train}
+        subset |= {"split_seed": self.split_seed} if self.split_seed else {}
         chosen = {"percent": self.percent, "min_accuracy": self.min_accuracy}
         return {**chosen, "augment": augment, **subset}
 

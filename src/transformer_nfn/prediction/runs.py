@@ -83,7 +83,8 @@ class RunRecord:
             size name), and ``seeds``: ``one`` for all networks, one ``each``, or ``unknown``; of
             checkpoints of any family ``families``, with the number of each, and no architecture.
         selection: ``percent``, ``min_accuracy``, the counts ``train``, ``val`` and ``test``,
-            ``augment`` (None, or the bound on the entries), ``max_train`` for a subset; of a mixed
+            ``augment`` (None, or the bound on the entries), ``max_train`` for a subset,
+            ``split_seed`` where it is not 0; of a mixed
             zoo also the counts by ``kinds`` (sizes) and the names ``left_out``.
         protocol: training protocol, model options and training identity.
         seeds: for each seed ``seed, tau, tau_low, tau_high, r2, mae, val_tau, best_epoch,
@@ -256,8 +257,9 @@ def _check_choices(fields: Fields, results: bool) -> None:
     _check_numbers(selection, "min_accuracy", "augment")
     if selection.known("percent"):
         selection.whole("percent")
-    if "max_train" in selection.data:
-        selection.whole("max_train", 1)
+    for name, least in (("max_train", 1), ("split_seed", 0)):
+        if name in selection.data:
+            selection.whole(name, least)
     for name in ("epochs", "batch"):
         protocol.whole(name, 1)
     protocol.whole("warmup")
