@@ -25,7 +25,7 @@ from torch.nn.functional import one_hot
 from transformer_nfn.cli.options import pick_device
 from transformer_nfn.models import WholeNetwork
 from transformer_nfn.models.network import in_chunks
-from transformer_nfn.models.predictor import Networks, predictor
+from transformer_nfn.models.predictor import LearningSet, predictor
 from transformer_nfn.models.probing import channel_responses, second_moments
 from transformer_nfn.models.task_reader import TaskReader
 from transformer_nfn.models.whole_network.model import LEARNED_PROBES, head
@@ -64,7 +64,7 @@ class AblatedNetwork(WholeNetwork):
     """
 
     @classmethod
-    def of(cls, data: Networks, **options: Any) -> Self:
+    def of(cls, data: LearningSet, **options: Any) -> Self:
         """The model for networks like these, however many."""
         made: Self = TaskReader.of.__func__(cls, data, **options)  # type: ignore[attr-defined]
         return made

@@ -149,13 +149,15 @@ def test_all_public_packages_are_listed() -> None:
 KERNELS, EVERYTHING = ("zoo.training.kernels",), ("",)
 BUDGETS = {
     ("spaces", "functional", "symmetry", "checkpoints"): 15_362,
-    ("zoo", "native_network", "prediction", "models", "networks"): 12_340,
+    # 2026-11-19: predictors of users stand beside two roads for networks built and brought; the
+    # limit goes back below 12,340 with the second road.
+    ("zoo", "native_network", "prediction", "models", "networks"): 13_251,
     KERNELS: 1_776,
     ("paper", "report"): 2_818,
     ("io",): 2_487,
     ("nn",): 1_276,
-    ("cli",): 2_648,
-    EVERYTHING: 39_140,
+    ("cli",): 2_665,
+    EVERYTHING: 40_138,  # 2026-11-19: as above
 }
 """Code lines of packages: no docstrings, comments or blank lines; the kernels count apart."""
 SPARE = 0.02
@@ -165,9 +167,10 @@ LONG_FUNCTIONS = 10
 """Functions of more than `LONG` code lines outside the kernels."""
 TWICE = 22
 """Names that two or more classes have."""
-PREDICTOR_NAMES, TENSOR_NAMES, FACTS = 25, 434, 173
+PREDICTOR_NAMES, TENSOR_NAMES, FACTS = 0, 434, 173
 """Places where a predictor, a tensor of a block or a fact about a model is named; their homes,
-and predictors in the numbers of the paper, do not count."""
+and predictors in the numbers and cells of the paper and where a default is given, do not count."""
+PREDICTOR_HOMES = ("models", "paper.numbers", "paper.tables", "cli.train", "prediction.api")
 FACT = re.compile(
     "rotary|qk_norm|alibi|position_bias|softcap|gated|experts|tied|mlm|headless|chain|post"
 )
@@ -254,7 +257,7 @@ def test_facts_are_named_at_home() -> None:
     predictor = re.compile("|".join(f"^{name}$" for name in predictors() if name != "mlp"))
     theory = ("symmetry", "checkpoints")
     counts = (
-        _texts(predictor, EVERYTHING, ("paper.numbers", "prediction.predictors")),
+        _texts(predictor, EVERYTHING, PREDICTOR_HOMES),
         _texts(re.compile(r"\b[Wb]_[QKVOABG]\b"), theory, ("checkpoints.families",)),
         _texts(re.compile(f"^({FACT.pattern})$"), EVERYTHING, FACT_HOMES),
     )

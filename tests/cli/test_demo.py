@@ -10,19 +10,18 @@ from tnfn_command import assert_refused, printed
 from transformer_nfn.cli import demo
 from transformer_nfn.cli.experiment_progress import tau_by_kind_table
 from transformer_nfn.paper import tables
-from transformer_nfn.prediction import predictors
 from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.zoo import Zoo
 
 TINY = demo.Size(runs=24, zoo_epochs=1, seeds=2, epochs=1, probe_epochs=1)
-EVERY_MODEL = (*predictors.PAPER_MODELS, *tables.EXTRA_MODELS)
+EVERY_MODEL = (*tables.PAPER_MODELS, *tables.EXTRA_MODELS)
 TAU = r"(−?\d\.\d{3} ± \d\.\d{3})"
 
 
 def run_demo(out, models):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "QUICK", TINY)
-        patch.setattr(predictors, "PAPER_MODELS", models)
+        patch.setattr(tables, "PAPER_MODELS", models)
         patch.setattr(tables, "EXTRA_MODELS", ())
         patch.setenv("COLUMNS", "100")
         if models != EVERY_MODEL:

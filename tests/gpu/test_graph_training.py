@@ -49,7 +49,7 @@ def test_the_captured_step_is_the_step(data, model, seeds):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert close(captured.state, eager.state)
     # The steps before a capture are not counted.
-    steps = {float(entry["step"]) for entry in captured.optimiser.state.values()}
+    steps = {float(entry["step"]) for entry in captured.optimisers[0].state.values()}
     assert steps == {6.0}
     assert torch.allclose(captured.predict(0), eager.predict(0), atol=1e-4)
 

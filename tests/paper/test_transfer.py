@@ -48,7 +48,7 @@ def test_tau_is_that_of_the_predictions(rankings, digits_zoo, out):
     folder = out / "cells" / "transfer-invariant_mlp_whole-home"
     data = load_rows(digits_zoo, digits_zoo.select(percent=75))
     taus = [
-        kendalltau(data.accuracy, predictor.predict(data)).statistic
+        kendalltau(data.accuracy, predictor.predict(data.network)).statistic
         for predictor in load_predictors(folder, RunRecord.read(folder))
     ]
     found = next(r for r in rankings if r.row == "MLP on whole invariants" and not r.at_home)

@@ -123,7 +123,7 @@ def test_a_run_folder_is_complete_and_read_again(tmp_path):
 def numbers(held):
     """Everything that training changes."""
     state = {k: v.detach().clone() for k, v in held.state.items()}
-    for i, entry in enumerate(held.optimiser.state.values()):
+    for i, entry in enumerate(held.optimisers[0].state.values()):
         state |= {f"adam.{i}.{k}": v.clone() for k, v in entry.items()}
     return state
 
@@ -141,7 +141,7 @@ def test_warm_up_steps_leave_no_trace(epochs_before):
             held.train_epoch()
     tensors, before = dict(warmed.state), numbers(warmed)
     plan = warmed.epoch_plan()
-    with no_update(warmed.optimiser):
+    with no_update(warmed.optimisers[0]):
         warmed.run_steps(*plan)
         assert not same(numbers(warmed), before)
     assert all(warmed.state[k] is v for k, v in tensors.items())
@@ -149,7 +149,7 @@ def test_warm_up_steps_leave_no_trace(epochs_before):
     failing[1].picks.fill_(40)
 
     def fail():
-        with no_update(warmed.optimiser):
+        with no_update(warmed.optimisers[0]):
             warmed.run_steps(failing, plan[1])
 
     with pytest.raises(IndexError):

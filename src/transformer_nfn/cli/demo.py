@@ -131,7 +131,7 @@ def demo_command(
         highlight=False,
     )
     console.print(
-        f"\nTry: tnfn predict {root / 'each' / 'runs' / 'whole_network'} "
+        f"\nTry: tnfn predict {root / 'each' / 'runs' / records['each'][-1].model} "
         f"{root / 'each' / 'zoo'}#0",
         highlight=False,
         soft_wrap=True,
@@ -204,8 +204,7 @@ def _train_predictors(
     pool: ProcessPoolExecutor | None, root: Path, size: Size
 ) -> dict[str, list[RunRecord]]:
     """Train every predictor on both zoos."""
-    from transformer_nfn.paper.tables import EXTRA_MODELS
-    from transformer_nfn.prediction.predictors import PAPER_MODELS
+    from transformer_nfn.paper.tables import EXTRA_MODELS, PAPER_MODELS
 
     models = (*PAPER_MODELS, *EXTRA_MODELS)
     # The last models take longest; begun last, one would run alone.

@@ -151,12 +151,13 @@ def _table(
     name: str, zoo: Path, out: Path, choice: dict[str, Any], training: dict[str, Any], quiet: bool
 ) -> list[Any]:
     """Records of all cells of a table, for a choice of models and sizes."""
+    from transformer_nfn.models.own_module import declared
     from transformer_nfn.models.predictor import find
     from transformer_nfn.paper.figures import check_matplotlib
     from transformer_nfn.paper.tables import reproduce, zoo_cells
 
     for model in choice["models"] or ():
-        find(model)
+        find(declared(model))
     total = len(zoo_cells(name, zoo, percent=training["percent"], **choice))
     if name == LEARNING_CURVE.name:
         check_matplotlib()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models.network import blocks_of, flat, paper_block, paper_sizes, same_batch
 from transformer_nfn.models.predictor import STATISTICS as STATISTICS_OF_TENSORS
-from transformer_nfn.models.predictor import Networks, predictor
+from transformer_nfn.models.predictor import LearningSet, predictor
 from transformer_nfn.models.pretrained import Inputs, Pretrained
 from transformer_nfn.models.statistics import COUNT, statistics
 from transformer_nfn.spaces import WeightSpace
@@ -179,7 +179,7 @@ class StatNN(Pretrained):
         return {**network, STATISTICS: self._features(network)}
 
     def start(
-        self, train: Sequence[Networks], val: Sequence[Networks], seed: int, epochs: int, *,
+        self, train: Sequence[LearningSet], val: Sequence[LearningSet], seed: int, epochs: int, *,
         fresh: bool,
     ) -> Inputs:  # fmt: skip
         """Drop the weights: the statistics are enough."""

@@ -50,7 +50,7 @@ from transformer_nfn.models.predictor import (
     READS,
     STATISTICS,
     TENSORS,
-    Networks,
+    LearningSet,
     Predictor,
     find,
     known_code,
@@ -124,7 +124,7 @@ class OwnModule(Pretrained):
             raise RunError(f"'{self.code.reference}' expected a class of torch.nn.Module")
 
     @classmethod
-    def of_all(cls, data: Sequence[Networks], **options: Any) -> Self:
+    def of_all(cls, data: Sequence[LearningSet], **options: Any) -> Self:
         """A model for networks like these, tried on some of them."""
         layouts = []
         space, tokens = data[0].block_space, data[0].tokens
@@ -139,7 +139,7 @@ class OwnModule(Pretrained):
         return model
 
     @classmethod
-    def of(cls, data: Networks, **options: Any) -> Self:
+    def of(cls, data: LearningSet, **options: Any) -> Self:
         """A model for networks like these."""
         return cls.of_all([data], **options)
 
@@ -184,7 +184,7 @@ class OwnModule(Pretrained):
         return {**network, INPUT: joined}
 
     def start(
-        self, train: Sequence[Networks], val: Sequence[Networks], seed: int, epochs: int, *,
+        self, train: Sequence[LearningSet], val: Sequence[LearningSet], seed: int, epochs: int, *,
         fresh: bool,
     ) -> Inputs:  # fmt: skip
         """Drop the weights where what is read of them was computed."""

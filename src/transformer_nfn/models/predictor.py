@@ -56,7 +56,7 @@ class TaskSizes(Protocol):
         """All sizes."""
 
 
-class Networks(Protocol):
+class LearningSet(Protocol):
     """Networks of one size to learn from; `transformer_nfn.prediction.data.Dataset` is one."""
 
     @property
@@ -129,12 +129,12 @@ class Predictor:
         return ""
 
     @classmethod
-    def of(cls, data: Networks, **options: Any) -> Self:
+    def of(cls, data: LearningSet, **options: Any) -> Self:
         """A predictor of networks like these."""
         raise NotImplementedError
 
     @classmethod
-    def of_all(cls, data: Sequence[Networks], **options: Any) -> Self:
+    def of_all(cls, data: Sequence[LearningSet], **options: Any) -> Self:
         """A predictor of networks of several sizes."""
         return cls.of(data[0], **options)
 

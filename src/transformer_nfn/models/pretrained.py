@@ -23,7 +23,7 @@ from transformer_nfn.io.files import write_text
 from transformer_nfn.io.json_fields import read_object
 from transformer_nfn.io.tensor_files import TensorInfo, read_tensors, write_tensors
 from transformer_nfn.models.network import in_batches, map_network
-from transformer_nfn.models.predictor import Networks, Predictor
+from transformer_nfn.models.predictor import LearningSet, Predictor
 from transformer_nfn.models.stored_state import check_state
 from transformer_nfn.spaces import WeightSpace
 
@@ -53,7 +53,7 @@ class Pretrained(nn.Module, Predictor):
     _config: dict[str, Any]
 
     @classmethod
-    def of(cls, data: Networks, **options: Any) -> Self:
+    def of(cls, data: LearningSet, **options: Any) -> Self:
         """A model for networks like these."""
         blocks = len(data.network["blocks"])
         return cls(data.block_space, blocks, **(data.sizes | options))
@@ -63,7 +63,7 @@ class Pretrained(nn.Module, Predictor):
         return list(networks)
 
     def start(
-        self, train: Sequence[Networks], val: Sequence[Networks], seed: int, epochs: int, *,
+        self, train: Sequence[LearningSet], val: Sequence[LearningSet], seed: int, epochs: int, *,
         fresh: bool,
     ) -> Inputs:  # fmt: skip
         """Set up before training, networks of each size; ``fresh`` unless a killed one resumes."""
@@ -84,7 +84,7 @@ class Pretrained(nn.Module, Predictor):
         """Context of a step, by seed and step, in which random numbers are drawn."""
         return contextlib.nullcontext()
 
-    def finish(self, val: Sequence[Networks], inputs: Sequence[Mapping[str, Any]]) -> None:
+    def finish(self, val: Sequence[LearningSet], inputs: Sequence[Mapping[str, Any]]) -> None:
         """Finish at the best epoch, by the validation networks of each size."""
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:

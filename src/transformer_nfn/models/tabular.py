@@ -30,7 +30,7 @@ from transformer_nfn.models.predictor import (
     INVARIANTS,
     PACKED,
     STATISTICS,
-    Networks,
+    LearningSet,
     Predictor,
     prefixed,
 )
@@ -92,7 +92,7 @@ class Tabular(Predictor):
         self.space = WeightSpace.from_json(space) if isinstance(space, str) else space
 
     @classmethod
-    def of(cls, data: Networks, **options: Any) -> Self:
+    def of(cls, data: LearningSet, **options: Any) -> Self:
         """A predictor of networks like these."""
         return cls(**options)
 

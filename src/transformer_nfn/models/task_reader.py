@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional import sinusoids
 from transformer_nfn.models.network import paper_block
-from transformer_nfn.models.predictor import SIZE_TEXTS, Networks, TaskSizes
+from transformer_nfn.models.predictor import SIZE_TEXTS, LearningSet, TaskSizes
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.spaces import WeightSpace
 
@@ -44,7 +44,7 @@ class TaskReader(Pretrained):
         self._positions: dict[tuple[int, torch.device], Tensor] = {}
 
     @classmethod
-    def of(cls, data: Networks, **options: Any) -> Self:
+    def of(cls, data: LearningSet, **options: Any) -> Self:
         """A model for networks like these."""
         embedding, last = data.network.get("embedding"), data.network["classifier"]
         first = data.network["blocks"][0]["W_Q"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.known_tasks import BLOCKS
 from transformer_nfn.models.network import blocks_of, flat, paper_block, paper_sizes, same_batch
-from transformer_nfn.models.predictor import OTHERS, Networks, predictor
+from transformer_nfn.models.predictor import OTHERS, LearningSet, predictor
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough
 from transformer_nfn.spaces import Weights, WeightSpace
@@ -176,7 +176,7 @@ class TransformerNFN(Pretrained):
         self.head = nn.Linear(parts * features, 1)
 
     @classmethod
-    def of(cls, data: Networks, **options: Any) -> Self:
+    def of(cls, data: LearningSet, **options: Any) -> Self:
         """A model for networks like these; ``components`` names the parts that are read."""
         components = options.pop("components", None)
         sizes: dict[str, Any] = data.sizes

@@ -34,10 +34,10 @@ from transformer_nfn.paper.table_text import (
     table_columns,
 )
 from transformer_nfn.prediction.data import PERCENT, count_training
-from transformer_nfn.prediction.predictors import PAPER_MODELS
 from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
 from transformer_nfn.zoo.store import check_outside_zoos
 
+PAPER_MODELS = ("xgboost", "lightgbm", "random_forest", "mlp", "statnn", "transformer_nfn")
 EXTRA_MODELS = ("invariant_boosting", "invariant_mlp", "whole_network")
 SMALLEST = 64
 """Fewest training networks of a learning curve."""

@@ -27,14 +27,10 @@ from transformer_nfn.paper.table_text import (
     seeds_together,
     zoo_label,
 )
-from transformer_nfn.paper.tables import EXTRA_MODELS
+from transformer_nfn.paper.tables import EXTRA_MODELS, PAPER_MODELS
 from transformer_nfn.prediction.data import PERCENT, Dataset, Selection, describe_zoo, load_rows
 from transformer_nfn.prediction.metrics import kendall_tau, standard_error
-from transformer_nfn.prediction.predictors import (
-    PAPER_MODELS,
-    load_predictors,
-    seed_predictions,
-)
+from transformer_nfn.prediction.predictors import load_predictors, seed_predictions
 from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord, find_runs
 from transformer_nfn.prediction.training_set import TrainingDigests
 from transformer_nfn.prediction.uncertainty import TrainedSizes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["Run", "train"]
+__all__ = ["RunFolder", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -36,7 +36,7 @@ SEEDS = 5
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """A trained predictor: its folder and record.
 
     Attributes:
@@ -81,7 +81,7 @@ def train(
     device: str = "cpu",
     save_every: float = SAVE_SECONDS,
     report: Report | None = None,
-) -> Run:
+) -> RunFolder:
     """Train a predictor of accuracy, or another target, on a zoo.
 
     Args:
@@ -123,22 +123,35 @@ def train(
         all_checkpoints=cls.every_checkpoint,
         leave_out=tuple(leave_out),
     )
-    networks = (
-        load_own_networks(opened, selection, model, report)
-        if isinstance(opened, ModelZoo)
-        else load_networks(opened, selection)
-    )
-    copies = None
-    if damaged is not None and isinstance(opened, Zoo) and isinstance(networks, Parts):
-        ignored = None if hold_out is None else parse_damages(hold_out)
-        copies = load_damaged(Zoo.open(damaged), opened, networks, ignored)
+    experiment = Experiment(model, range(seeds), protocol, dict(options or {}), selection.to_json())
     folder = Path(tempfile.mkdtemp(prefix="tnfn-run-")) / "run" if out is None else Path(out)
-    record = train_run(
-        describe_own_zoo(opened) if isinstance(opened, ModelZoo) else describe_zoo(opened),
-        networks.to(device),
-        Experiment(model, range(seeds), protocol, dict(options or {}), selection.to_json()),
-        folder,
-        damaged=opened if isinstance(opened, ModelZoo) else copies,
-        execution=Execution(report=report, save_every=save_every),
+    execution = Execution(report=report, save_every=save_every)
+    record = _train(
+        opened, experiment, selection, folder, device, execution, damaged=damaged, hold_out=hold_out
     )
-    return Run(folder, record)
+    return RunFolder(folder, record)
+
+
+def _train(
+    zoo: Zoo | MixedZoo | ModelZoo,
+    experiment: Experiment,
+    selection: Selection,
+    folder: Path,
+    device: str,
+    execution: Execution,
+    *,
+    damaged: Path | str | None,
+    hold_out: str | None,
+) -> RunRecord:
+    """Load the networks and what is needed for a guard, and train on them."""
+    if isinstance(zoo, ModelZoo):
+        own = load_own_networks(zoo, selection, experiment.model, execution.report).to(device)
+        about = describe_own_zoo(zoo)
+        return train_run(about, own, experiment, folder, damaged=zoo, execution=execution)
+    networks, copies = load_networks(zoo, selection), None
+    if damaged is not None and isinstance(zoo, Zoo) and isinstance(networks, Parts):
+        ignored = None if hold_out is None else parse_damages(hold_out)
+        copies = load_damaged(Zoo.open(damaged), zoo, networks, ignored)
+    about = describe_zoo(zoo)
+    networks = networks.to(device)
+    return train_run(about, networks, experiment, folder, damaged=copies, execution=execution)

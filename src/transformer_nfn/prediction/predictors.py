@@ -20,7 +20,6 @@ from transformer_nfn.prediction.target import Target
 
 SMALLEST_SHARE = 1e-6
 """Of a class, so that shares that are all 0 are equal probabilities."""
-PAPER_MODELS = ("xgboost", "lightgbm", "random_forest", "mlp", "statnn", "transformer_nfn")
 
 
 def prepared(predictor: Predictor, data: Dataset) -> Dataset:

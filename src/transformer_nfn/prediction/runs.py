@@ -206,7 +206,7 @@ def _check_record(data: Mapping[str, Any], where: str) -> None:
     if fields.known("table"):
         for name in ("table", "row", "column"):
             fields.inner("table").text(name)
-    if fields.has("code"):
+    if fields.known("code"):
         for name in ("reference", "file", "sha256", "version"):
             fields.inner("code").text(name)
     target = Target.from_json(data["target"] if fields.known("target") else None, where)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from transformer_nfn.models.checkpoint_batch import DESCRIPTIONS, SIZE
 from transformer_nfn.models.network import paper_block
-from transformer_nfn.models.predictor import CHECKPOINTS, Networks, predictor
+from transformer_nfn.models.predictor import CHECKPOINTS, LearningSet, predictor
 from transformer_nfn.models.pretrained import Inputs, Pretrained
 from transformer_nfn.models.statistics import fit_ridge, mean_and_scale, standardised
 from transformer_nfn.models.whole_network.checkpoint_probes import (
@@ -159,7 +159,7 @@ class WholeCheckpoint(WholeNetwork):
         self._add_curve(curve)
 
     @classmethod
-    def of(cls, data: Networks, **options: Any) -> Self:
+    def of(cls, data: LearningSet, **options: Any) -> Self:
         """A model for networks like these."""
         network = data.network
         form = ProbeFormat.of(network[DESCRIPTIONS][0])
@@ -198,7 +198,7 @@ class WholeCheckpoint(WholeNetwork):
         return ProbeOutputs(out, out)
 
     def start(
-        self, train: Sequence[Networks], val: Sequence[Networks], seed: int, epochs: int, *,
+        self, train: Sequence[LearningSet], val: Sequence[LearningSet], seed: int, epochs: int, *,
         fresh: bool,
     ) -> Inputs:  # fmt: skip
         """Also fit the linear maps of the heads."""
@@ -207,7 +207,7 @@ class WholeCheckpoint(WholeNetwork):
         return inputs
 
     def search_probes(
-        self, train: Sequence[Networks], seed: int, steps: int, per_group: int
+        self, train: Sequence[LearningSet], seed: int, steps: int, per_group: int
     ) -> None:
         """Of classifiers as of any networks; causal language models write the probes.
 

@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 from transformer_nfn.functional import sinusoids, small_transformer
 from transformer_nfn.models.network import in_batches, network_of
 from transformer_nfn.models.predictor import OUTPUTS as READS_OUTPUTS
-from transformer_nfn.models.predictor import Networks, predictor
+from transformer_nfn.models.predictor import LearningSet, predictor
 from transformer_nfn.models.pretrained import Inputs
 from transformer_nfn.models.statistics import mean_and_scale, signed_log, standardised
 from transformer_nfn.models.task_reader import TaskReader
@@ -135,7 +135,7 @@ class WholeNetwork(TaskReader):
         self._add_curve(curve)
 
     @classmethod
-    def of(cls, data: Networks, **options: Any) -> Self:
+    def of(cls, data: LearningSet, **options: Any) -> Self:
         """A model for networks like these; with many of them its probes learn."""
         many = len(data) >= MANY_NETWORKS
         model = super().of(data, **(LEARNED_PROBES if many else {}) | options)
@@ -210,7 +210,7 @@ class WholeNetwork(TaskReader):
         return [-(-n * wanted // total) for n in runs]
 
     def start(
-        self, train: Sequence[Networks], val: Sequence[Networks], seed: int, epochs: int, *,
+        self, train: Sequence[LearningSet], val: Sequence[LearningSet], seed: int, epochs: int, *,
         fresh: bool,
     ) -> Inputs:  # fmt: skip
         """Standardise invariants, search probes, compute the outputs of all networks on them."""
@@ -226,13 +226,13 @@ class WholeNetwork(TaskReader):
         return first, second
 
     def search_probes(
-        self, train: Sequence[Networks], seed: int, steps: int, per_group: int
+        self, train: Sequence[LearningSet], seed: int, steps: int, per_group: int
     ) -> None:
         """Move the probes to inputs on which good networks agree."""
         find_probes(self, train, seed, steps=steps, per_group=per_group)
 
     @torch.no_grad()
-    def finish(self, val: Sequence[Networks], inputs: Sequence[Mapping[str, Any]]) -> None:
+    def finish(self, val: Sequence[LearningSet], inputs: Sequence[Mapping[str, Any]]) -> None:
         """Calibrate the outputs on the validation networks; the order does not change."""
         logits = torch.cat([in_batches(self.logits, network) for network in inputs])
         truth = torch.cat([data.accuracy for data in val]).double().cpu().numpy()

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from transformer_nfn.models.cuda_graphs import GraphSteps, set_rate
 from transformer_nfn.models.network import map_network
-from transformer_nfn.models.predictor import Networks
+from transformer_nfn.models.predictor import LearningSet
 
 STEPS, MAX_STEPS = 480, 1440
 STEPS_PER_EPOCH = 60
@@ -49,7 +49,7 @@ def networks_per_group(networks: int) -> int:
 
 def find_probes(
     module: Any,
-    datasets: Sequence[Networks],
+    datasets: Sequence[LearningSet],
     seed: int,
     *,
     steps: int = STEPS,
@@ -98,7 +98,10 @@ def find_probes(
 
 @torch.no_grad()
 def sampled_texts(
-    answers: Callable[[Mapping[str, Any], Tensor], Tensor], probes: Any, data: Networks, seed: int
+    answers: Callable[[Mapping[str, Any], Tensor], Tensor],
+    probes: Any,
+    data: LearningSet,
+    seed: int,
 ) -> Tensor:
     """Texts ``[count, length]`` that networks, drawn by their skill, sample token by token.
 
