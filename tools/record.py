@@ -160,7 +160,8 @@ def write(
         for name, job in waiting.items():
             record[name] = job.result()
             typer.echo(name, err=True)
-    out.write_text(json.dumps(record, indent=1))
+    # Names of networks begin with the folder, which is another one each time.
+    out.write_text(json.dumps(record, indent=1).replace(f"{scratch}/", ""))
 
 
 def differences(a: Any, b: Any, tolerance: float, where: str = "") -> Iterator[str]:
