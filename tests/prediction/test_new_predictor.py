@@ -75,7 +75,7 @@ def test_one_module_is_a_predictor(norms: str, broken_mnist: Zoo, tmp_path: Path
     assert made.record.summary["guarded"]
     (row,) = made.predict(f"{ZOO}#0")
     assert row.guarded
-    rows = ("--models", f"{norms},statnn", "--out", tmp_path / "cells", *words)
+    rows = ("--models", norms, "--out", tmp_path / "cells", *words)
     printed("reproduce", "table7", ZOO, *rows)
     assert "Norms of tensors" in (tmp_path / "cells" / "table7.md").read_text()
     printed("report", run, "--out", tmp_path / "report.html")

@@ -11,6 +11,7 @@ from tnfn_command import printed
 PAGE = Path(__file__).parents[2] / "docs" / "own-predictor.md"
 
 
+@pytest.mark.nightly
 def test_the_page_on_own_predictors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = PAGE.read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)

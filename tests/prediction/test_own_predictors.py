@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -177,17 +176,23 @@ def test_a_class_of_an_interpreter_works_in_its_process(
     assert_refused("typed into an interpreter", "predict", run.folder, f"{ZOO}#0", "--trust")
 
 
-def test_a_class_of_an_installed_module_is_trained(tmp_path: Path) -> None:
+def test_a_class_of_a_module_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     package = tmp_path / "their_package"
     package.mkdir()
     (package / "__init__.py").touch()
     shutil.copy(FILE, package / "models.py")
-    command = [sys.executable, "-m", "transformer_nfn", "train", str(ZOO), "--model",
-               "their_package.models:Prepared", "--seeds", "1", "--epochs", "1", "--out",
-               "run"]  # fmt: skip
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    predict = [*command[:3], "predict", "run", f"{ZOO}#0", "--trust"]
-    subprocess.run(predict, cwd=tmp_path, check=True, capture_output=True)
+    name = "their_package.models:Prepared"
+    run = train(ZOO, name, seeds=1, epochs=1, out="run")
+    assert run.record.code["file"] == str(package / "models.py")
+    monkeypatch.delitem(predictor._REGISTRY, name)  # as in a new process
+    for module in ("their_package", "their_package.models"):
+        sys.modules.pop(module)
+    assert_refused("its code runs only with --trust", "predict", "run", f"{ZOO}#0")
+    assert len(as_json("predict", "run", f"{ZOO}#0", "--trust")) == 1
+    (package / "models.py").write_text(FILE.read_text() + "\n")
+    monkeypatch.delitem(predictor._REGISTRY, name)
+    assert_refused("was changed since the training", "predict", "run", f"{ZOO}#0", "--trust")
 
 
 def test_checkpoints_are_read_too(tmp_path: Path) -> None:
