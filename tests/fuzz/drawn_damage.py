@@ -191,7 +191,9 @@ def _table(path: Path) -> list[Document]:
 
 def _array(values: list[Any]) -> Any:
     try:
-        return pa.array(values)
+        made = pa.array(values)
+        pq.write_table(pa.table({"x": made}), pa.BufferOutputStream())  # not all types can be
+        return made
     except (pa.ArrowException, OverflowError, UnicodeError):
         return pa.array([ascii(value) for value in values])
 
