@@ -52,7 +52,9 @@ def _names() -> list[Words]:
             ("fingerprint", "hub", "--search", name),
             ("diff", "hub", name), ("diff", name, name), ("diff", "hub", "hub", "--with", name),
         ]  # fmt: skip
+    # The folder of all inputs holds a model.gguf, so it is a network, too.
     same = {("report", "."), ("report", "/"), ("compare", "--matrix", "."),
+            ("compare", "ours.safetensors", "."),
             ("compare", "--matrix", "/"), ("zoo", "import", "/", "--out", "i"),
             ("zoo", "import", ".", "--out", "i"), ("zoo", "import", "", "--out", "i"),
             ("report", ""), ("architectures", "--architecture", "/dev/null"),
