@@ -187,3 +187,14 @@ def test_trees_beyond_single_precision_predict_no_number(tmp_path: Path) -> None
     record.write_text(json.dumps(metadata))
     predicted = Tabular.load(tmp_path).predict(networks(20, 2)[0])
     assert not predicted.isfinite().any()
+
+
+def test_a_stored_space_that_is_none_is_refused(tmp_path: Path) -> None:
+    network, accuracy = networks(20, 3)
+    InvariantMLP(epochs=1).fit(network, accuracy).save(tmp_path)
+    record = tmp_path / "predictor.json"
+    metadata = json.loads(record.read_text())
+    metadata["settings"]["space"] = True
+    record.write_text(json.dumps(metadata))
+    with pytest.raises(TransformerNFNError, match="'space' expected a weight space, found True"):
+        Tabular.load(tmp_path)

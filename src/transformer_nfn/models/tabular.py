@@ -90,6 +90,8 @@ class Tabular(Predictor):
         self.reads, self.whole = reads, whole
         self.learner = learner if isinstance(learner, Learner) else Estimator(learner)
         self.space = WeightSpace.from_json(space) if isinstance(space, str) else space
+        if not isinstance(self.space, WeightSpace | None):
+            raise PredictorError(f"'space' expected a weight space, found {space!r:.40}")
 
     @classmethod
     def of(cls, data: LearningSet, **options: Any) -> Self:
