@@ -83,7 +83,7 @@ def main() -> None:
                 model = name.removesuffix(ONE_CHECKPOINT)
                 protocol = Protocol.of(model, given.epochs)
                 data = on_device
-                if not find(name).every_checkpoint:
+                if name != model or not find(model).every_checkpoint:
                     data = replace(data, more=None)
                 experiment = Experiment(
                     model, range(given.seeds), protocol, {}, selection.to_json(), keep=False
@@ -92,7 +92,7 @@ def main() -> None:
                 cell = {
                     "parameters": record.num_parameters,
                     "seconds_a_seed": record.seeds[0]["seconds"],
-                    "epochs": protocol.epochs,
+                    "epochs": None if hasattr(find(model), "fit") else protocol.epochs,
                     "networks": {**parts.counts},
                     **{key: record.summary[key] for key in ("tau", "tau_se", "r2", "tau_together")},
                 }

@@ -3,13 +3,24 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import own_models
 import pytest
 import torch
-from made_networks import ABOUT, MIXED_ABOUT, check_killed_and_resumed, experiment, groups, parts
+from made_networks import (
+    ABOUT,
+    DEEP,
+    MIXED_ABOUT,
+    SIZES,
+    WIDE,
+    check_killed_and_resumed,
+    experiment,
+    groups,
+    parts,
+)
 from own_models import EVERY
 from safetensors.torch import load_file
 from sklearn.ensemble import RandomForestRegressor
@@ -33,7 +44,7 @@ from transformer_nfn.prediction.predictors import (
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import RunError, read_predictions
 from transformer_nfn.testing import write_example_checkpoint
-from transformer_nfn.zoo import ModelZoo
+from transformer_nfn.zoo import MixedZoo, ModelZoo
 
 ZOO = Path(__file__).resolve().parents[2] / "assets" / "mnist-sample"
 FILE = Path(own_models.__file__)
@@ -77,9 +88,26 @@ def test_several_sizes_are_trained_together(tmp_path: Path) -> None:
         MIXED_ABOUT, groups(), experiment(name, protocol=Protocol(epochs=1)), tmp_path
     )
     assert record.summary["widening"]["kind"] >= 1
+    (fitted,) = load_predictors(tmp_path, record)
+    assert fitted.misfit(SIZES[DEEP], SIZES[WIDE]) is None
+    assert "3 classes, found 4" in fitted.misfit(replace(SIZES[DEEP], classes=4), SIZES[WIDE])
     other = declared(own_models.SetEncoder)
     with pytest.raises(RunError, match=f"'{other}' reads networks of one size"):
         train_run(MIXED_ABOUT, groups(), experiment(other), tmp_path / "refused")
+
+
+def test_lazy_layers_of_any_view_are_read_back(tmp_path: Path) -> None:
+    class LazyProbes(own_models.OwnProbes):
+        def __init__(self, layout: dict[str, tuple[int, ...]]) -> None:
+            super().__init__(layout)
+            self.head = nn.LazyLinear(1)
+
+    data, short = parts(), experiment(declared(LazyProbes), protocol=Protocol(epochs=1))
+    record = train_run(ABOUT, data, short, tmp_path)
+    found = read_predictions(tmp_path)
+    again = seed_predictions(load_predictors(tmp_path, record), data.test)
+    expected = torch.from_numpy(found["predicted"][found["split"] == "test"])
+    assert torch.allclose(again[0], expected, atol=1e-6)
 
 
 def test_the_layout_of_several_sizes_has_no_axis_that_differs() -> None:
@@ -164,6 +192,52 @@ def test_an_estimator_is_trained_and_needs_no_trust(
     assert as_json("evaluate", tmp_path / "run", ZOO)["networks"] > 2
 
 
+@pytest.mark.parametrize("target", ["optimizer", "generalisation_gap", "learning_rate"])
+def test_targets_of_every_type_are_learned(target: str, tmp_path: Path) -> None:
+    run = train(ZOO, own_models.OnInvariants, target=target, seeds=1, epochs=1, out=tmp_path)
+    (row,) = run.predict(f"{ZOO}#0")
+    if target == "optimizer":
+        assert row.label in row.labels
+        assert sum(row.probabilities.values()) == pytest.approx(1)
+    else:
+        assert row.low <= row.value <= row.high
+    assert run.evaluate(ZOO)["networks"] > 2
+
+
+def test_a_zoo_of_several_sizes_by_the_command(mixed: MixedZoo, tmp_path: Path) -> None:
+    name, run = f"{FILE}:OwnProbes", tmp_path / "run"
+    record = as_json("train", mixed.path, "--model", name, "--seeds", 1, "--epochs", 1,
+                     "--out", run)  # fmt: skip
+    assert len(record["zoo"]["architectures"]) > 1
+    assert len(as_json("evaluate", run, mixed.path, "--trust")["kinds"]) > 1
+
+
+def test_an_installed_package_names_its_predictors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(FILE, tmp_path / "their_models.py")
+    (about := tmp_path / "theirs-1.2.dist-info").mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.2\n")
+    (about / "entry_points.txt").write_text(
+        "[transformer_nfn.predictors]\nset_encoder = their_models:SetEncoder\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("--model", "set_encoder", "--seeds", 1, "--epochs", 1, "--out", tmp_path / "run")
+    assert as_json("train", ZOO, *words)["model"] == "set_encoder"
+    assert "set_encoder" in printed("models", "set*")
+    monkeypatch.delitem(predictor._REGISTRY, "set_encoder")  # as in a new process
+    assert_refused("only with --trust", "predict", tmp_path / "run", f"{ZOO}#0")
+    assert len(as_json("predict", tmp_path / "run", f"{ZOO}#0", "--trust")) == 1
+    monkeypatch.delitem(predictor._REGISTRY, "set_encoder")
+    sys.modules.pop("their_models")
+    (other := tmp_path / "before").mkdir()
+    (other / "their_models.py").write_text("print('imported')\n")
+    monkeypatch.syspath_prepend(other)
+    done = tnfn("predict", tmp_path / "run", f"{ZOO}#0", "--trust")
+    assert f"'set_encoder' is now in '{other / 'their_models.py'}'" in done.stderr
+    assert "imported" not in done.stderr + done.stdout
+
+
 def test_a_class_of_an_interpreter_works_in_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,8 +315,41 @@ METHODS = {
     "loss raises": ("loss", "raise RuntimeError('x')", "RuntimeError in loss"),
     "no optimiser": ("optimiser", "return 3", "expected a torch.optim.Optimizer"),
     "optimiser raises": ("optimiser", "raise RuntimeError('x')", "RuntimeError in optimiser"),
+    "fit of any size": (
+        "fit", "pass\n    any_size = True", "trains on networks of one size",
+    ),
     "fit raises": ("fit", "raise RuntimeError('x')", "RuntimeError in fit"),
     "prepare raises": ("prepare", "raise RuntimeError('x')", "RuntimeError in prepare"),
+    "an option": ("__init__", "pass\n    def __init__(self, layout, width): pass", "TypeError in"),
+    "a property": ("forward", "pass\n    reads = property(len)", "'reads' expected one of"),
+    "sizes in words": ("forward", "pass\n    any_size = 'yes'", "'any_size' expected bool"),
+    "a list": ("forward", "pass\n    protocol = [3]", "'protocol' expected Mapping"),
+    "unknown": ("forward", "pass\n    protocol = {'epoch': 3}", "found 'epoch'"),
+    "negative": ("forward", "pass\n    protocol = {'batch': -3}", "batch expected a whole number"),
+    "words": ("forward", "pass\n    protocol = {'lr': 'x'}", "not supported"),
+    "title": ("forward", "pass\n    title = 3", "'title' expected str"),
+    "zoos": ("forward", "pass\n    zoos = ('x',)", "'zoos' expected some of"),
+    "no module": ("forward", "pass\n    def __new__(*a, **k): return 3", "of torch.nn.Module"),
+    "fits NaN": ("fit", "nn.init.constant_(self.layer.weight, torch.nan)", "expected finite"),
+    "detached": ("forward", "return self.layer(batch)[:, 0].detach()", "depends on its parameters"),
+    "constant loss": ("loss", "return torch.tensor(0.5)", "depends on its parameters"),
+    "while training": (
+        "forward", "assert not self.training; return self.layer(batch)[:, 0]", "AssertionError in",
+    ),
+    "prepares one": ("prepare", "return batch[:1]", "one number for each of 3 networks"),
+    "prepares none": ("prepare", "return None", "from prepare, found a NoneType"),
+    "prepares a list": ("prepare", "return [batch]", "from prepare, found a list"),
+    "infinite later": (
+        "forward",
+        "y = self.layer(batch)[:, 0]; return y if self.training or len(y) < 4 else y / 0",
+        "for the validation networks, found",
+    ),
+    "error without text": (
+        "forward",
+        "class Own(Exception):\n            __str__ = None\n        raise Own",
+        "raised Own in forward at line",
+    ),
+    "generator": ("forward", "yield 3", "found a generator"),
 }  # fmt: skip
 ARGUMENTS = {"__init__": "self, layout", "forward": "self, batch", "loss": "self, logits, target",
              "optimiser": "self, rate", "fit": "self, train, val", "prepare": "batch"}  # fmt: skip

@@ -13,11 +13,13 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from transformer_nfn.errors import RunError
+from transformer_nfn.io.files import file_sha256
 
 REFERENCE = re.compile(r"(?P<module>.+):(?P<name>[^\W\d]\w*)")
 SHOWN = 12
@@ -62,7 +64,7 @@ class Code:
             version = ""
         where = str(path) if cls.__module__ == "__main__" else cls.__module__
         reference = reference or f"{where}:{cls.__qualname__}"
-        return Code(reference, str(path.resolve()), digest(path), version)
+        return Code(reference, str(path.resolve()), file_sha256(path), version)
 
     def check_unchanged(self) -> None:
         """Refuse a file that is gone, or another one than was recorded."""
@@ -74,16 +76,11 @@ class Code:
             )
         if not Path(self.file).is_file():
             raise RunError(f"'{self.file}', the file of the class {self.name}, is gone: {again}")
-        if (found := digest(Path(self.file))) != self.sha256:
+        if (found := file_sha256(Path(self.file))) != self.sha256:
             raise RunError(
                 f"'{self.file}' was changed since the training (sha256 {self.sha256[:SHOWN]} then, "
                 f"{found[:SHOWN]} now): {again} to accept it"
             )
-
-
-def digest(path: Path) -> str:
-    """The sha256 of a file of code."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def import_own(reference: str) -> Any:
@@ -99,6 +96,16 @@ def import_own(reference: str) -> Any:
         listed = f"it has {', '.join(known)}" if known else "it has no class"
         raise RunError(f"'{where}' has no '{name}': {listed}")
     return getattr(module, name)
+
+
+def package_folder(name: str) -> Path | None:
+    """Folder, or file, that a module would be imported from; nothing of it runs."""
+    with _beside(str(Path.cwd())):
+        spec = PathFinder.find_spec(name.partition(".")[0])
+    if spec is None:
+        return None
+    inner = [*(spec.submodule_search_locations or ())]
+    return Path(inner[0] if inner else spec.origin or "").resolve()
 
 
 def _module_of_file(path: Path) -> ModuleType:
@@ -148,5 +155,6 @@ def own_code(what: str, when: str, file: Path | str = "") -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if file and Path(frame.filename) == Path(file)]
         line = f" at line {own[-1].lineno} of '{Path(file).name}'" if own else ""
-        text = " ".join(str(error).split()) or "without a message"
+        told = traceback.TracebackException.from_exception(error)  # its text may raise, too
+        text = " ".join(str(told).split()) or "without a message"
         raise RunError(f"'{what}' raised {type(error).__name__} {when}{line}: {text}") from error

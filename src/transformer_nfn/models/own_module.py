@@ -28,6 +28,7 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -40,7 +41,7 @@ from transformer_nfn.io.tensor_files import TensorInfo
 from transformer_nfn.models.checkpoint_batch import DESCRIPTIONS, SIZE, WEIGHTS, by_size
 from transformer_nfn.models.invariants import FEATURES, invariant_features
 from transformer_nfn.models.network import BATCH, in_chunks, map_network, tensors_of
-from transformer_nfn.models.own_code import SHOWN, Code, import_own, own_code
+from transformer_nfn.models.own_code import SHOWN, Code, import_own, own_code, package_folder
 from transformer_nfn.models.predictor import (
     BUILT,
     CHECKPOINTS,
@@ -163,7 +164,6 @@ class OwnModule(Pretrained):
             model = cls(layout, config["options"], space, config["tokens"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"the config of a '{cls.code.reference}' is malformed") from error
-        model._fill_lazy()
         return model
 
     def prepared(
@@ -219,13 +219,15 @@ class OwnModule(Pretrained):
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
         """The class's own loss, or cross-entropy."""
-        if not hasattr(self.module, "loss"):
-            return super().loss(logits, accuracy)
-        with self._running("loss"):
-            value: Tensor = self.module.loss(logits, accuracy)
-        if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+        if hasattr(self.module, "loss"):
+            with self._running("loss"):
+                value = self.module.loss(logits, accuracy)
+        else:
+            value = super().loss(logits, accuracy)
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise RunError(
-                f"'{self.code.reference}' expected a number as its loss, found {_what(value)}"
+                f"'{self.code.reference}' expected a number as its loss that depends on its "
+                f"parameters, found {_what(value)}"
             )
         return value.reshape(())
 
@@ -329,7 +331,15 @@ class OwnModule(Pretrained):
         if not hasattr(cls.own, "prepare"):
             return batch
         with own_code(cls.code.reference, "in prepare", cls.code.file), torch.no_grad():
-            return cls.own.prepare(batch)
+            found = cls.own.prepare(batch)
+        wrong = [w for w in (found.values() if isinstance(found, Mapping) else [found])
+                 if not isinstance(w, Tensor) or not w.ndim]  # fmt: skip
+        if wrong or not len(found):
+            raise RunError(
+                f"'{cls.code.reference}' expected a tensor, or tensors by name, with a row for "
+                f"each network from prepare, found {_what(wrong[0] if wrong else found)}"
+            )
+        return found
 
     def _try(self, network: Mapping[str, Any]) -> None:
         """Refuse a module that answers a first batch wrongly, or changes it."""
@@ -357,17 +367,6 @@ class OwnModule(Pretrained):
                 f"'{self.code.reference}' expected one number for each of {count} networks from "
                 f"forward, found {_what(found)}"
             )
-
-    def _fill_lazy(self) -> None:
-        """Give lazy layers their shapes, by a batch of zeros."""
-        if not any(isinstance(p, nn.UninitializedParameter) for p in self.parameters()):
-            return
-        zeros = {k: torch.zeros(2, *(n or 1 for n in shape)) for k, shape in self.layout.items()}
-        batch: Any = zeros if self.reads == TENSORS else torch.cat(
-            [w.flatten(1) for w in zeros.values()], 1
-        )
-        with torch.no_grad(), self._running("forward"):
-            self.eval().module(batch)
 
     def _running(self, method: str) -> contextlib.AbstractContextManager[None]:
         return own_code(self.code.reference, f"in {method}", self.code.file)
@@ -458,6 +457,12 @@ def own_predictor(own: type, code: Code) -> type[OwnModule]:
             if not isinstance(value := getattr(own, name), kind):
                 raise RunError(f"{where}: '{name}' expected {kind.__name__}, found {value!r}")
             facts[name] = value
+    if not {*facts["zoos"]} <= {BUILT, CHECKPOINTS}:
+        raise RunError(
+            f"{where}: 'zoos' expected some of {BUILT}, {CHECKPOINTS}, found {facts['zoos']!r}"
+        )
+    if facts.get("any_size") and hasattr(own, "fit"):
+        raise RunError(f"{where}: a class with a fit of its own trains on networks of one size")
     made = {**facts, "reads": reads, "own": own, "code": code, "__doc__": own.__doc__}
     base = OwnFitted if hasattr(own, "fit") else OwnModule
     return type(own.__name__, (base,), made)
@@ -528,13 +533,18 @@ def reopened(recorded: Code, *, trust: bool, model: str | None = None) -> str:
         )
     recorded.check_unchanged()
     reference = recorded.reference
-    is_file = reference.rpartition(":")[0].endswith(".py")
-    own = import_own(f"{recorded.file}:{recorded.name}" if is_file else
-                     entry_points().get(reference, reference))  # fmt: skip
-    found = Code.of(own, reference)
+    where = reference.rpartition(":")[0]
+    if where.endswith(".py"):
+        return declared(import_own(f"{recorded.file}:{recorded.name}"), reference)
+    named = entry_points().get(reference, reference)
+    found_in = package_folder(named.partition(":")[0])
+    own, found = None, Code(reference, str(found_in))
+    if found_in is not None and Path(recorded.file).is_relative_to(found_in):
+        own = import_own(named)
+        found = Code.of(own, reference)
     if found.sha256 != recorded.sha256:
         raise RunError(
-            f"'{reference}' is now in '{found.file}' (sha256 {found.sha256[:SHOWN]}), the run was "
-            f"trained with '{recorded.file}' (sha256 {recorded.sha256[:SHOWN]})"
+            f"'{reference}' is now in '{found.file}', the run was trained with '{recorded.file}' "
+            f"(sha256 {recorded.sha256[:SHOWN]}): name the class again with --model {reference}"
         )
-    return declared(own, reference)
+    return declared(own, reference)  # type: ignore[arg-type]

@@ -33,29 +33,6 @@ OTHERS = 9
 Class = TypeVar("Class", bound="type[Predictor]")
 
 
-class TaskSizes(Protocol):
-    """Sizes of a network that its task determines, and its width."""
-
-    @property
-    def patch(self) -> int:
-        """Pixels in a patch, 0 for word vectors."""
-
-    @property
-    def classes(self) -> int:
-        """Number of logits."""
-
-    @property
-    def tokens(self) -> int:
-        """Most tokens of an input."""
-
-    @property
-    def d_model(self) -> int:
-        """Width of the network."""
-
-    def to_json(self) -> dict[str, Any]:
-        """All sizes."""
-
-
 class LearningSet(Protocol):
     """Networks of one size to learn from; `transformer_nfn.prediction.data.Dataset` is one."""
 
@@ -160,17 +137,28 @@ class Predictor:
         """Number of trainable parameters; None for trees."""
         return None
 
-    def misfit(self, sizes: TaskSizes, trained: TaskSizes) -> str | None:
+    def misfit(self, sizes: Any, trained: Any) -> str | None:
         """Why networks of some sizes cannot be read; None if they can.
 
+        Of a predictor of any size width, number of heads, depth and number of neurons may differ,
+        the task may not; nor may the width of networks that read word vectors.
+
         Args:
-            sizes: of the networks in question.
-            trained: of the training networks, the only ones that can be read here.
+            sizes: a `NetworkSizes`, of the networks in question.
+            trained: of the training networks.
         """
-        expected, actual = trained.to_json(), sizes.to_json()
-        for size, text in SIZE_TEXTS.items():
-            if expected[size] != actual[size]:
-                return f"expected {text.format(expected[size])}, found {actual[size]}"
+        texts = {**SIZE_TEXTS}
+        if self.any_size:
+            if bool(sizes.patch) != bool(trained.patch):
+                kinds = {True: "images", False: "word vectors"}
+                expected, actual = kinds[bool(trained.patch)], kinds[bool(sizes.patch)]
+                return f"expected networks that read {expected}, found some that read {actual}"
+            texts = {size: SIZE_TEXTS[size] for size in ("patch", "classes", "tokens")}
+            texts |= {} if trained.patch else {"d_model": "word vectors of width {}"}
+        for size, text in texts.items():
+            expected, actual = getattr(trained, size), getattr(sizes, size)
+            if expected != actual:
+                return f"expected {text.format(expected)}, found {actual}"
         return None
 
     def prepared(
@@ -186,18 +174,7 @@ class Predictor:
 
 
 _REGISTRY: dict[str, list[type[Predictor]]] = {}
-_PREFIXES: dict[str, type[Predictor]] = {}
-"""Classes of predictors that are made from an object; their names begin so, see `prefixed`."""
-
-
-def prefixed(prefix: str) -> Callable[[Class], Class]:
-    """Let all names that begin with this word and a colon mean a class, unless registered."""
-
-    def add(cls: Class) -> Class:
-        _PREFIXES[prefix] = cls
-        return cls
-
-    return add
+"""Classes by name; one that ends with a colon stands for all names that begin so."""
 
 
 def register(name: str, made: type[Predictor]) -> None:
@@ -216,14 +193,14 @@ def predictor(name: str) -> Callable[[Class], Class]:
 
 
 def names(zoo: str | None = None, **facts: Any) -> list[str]:
-    """Names of all predictors in the order of lists; only those of a kind of zoo, and with facts.
+    """Names of this package's predictors in the order of lists, of a kind of zoo and with facts.
 
     >>> names("built", every_checkpoint=True)
     ['whole_network']
     """
     found = {}
     for name, classes in _REGISTRY.items():
-        for each in classes:
+        for each in classes if ":" not in name else ():
             fits = all(getattr(each, key) == value for key, value in facts.items())
             if fits and (zoo is None or zoo in each.zoos):
                 found[name] = each.place
@@ -232,8 +209,8 @@ def names(zoo: str | None = None, **facts: Any) -> list[str]:
 
 def find(name: str, zoo: str | None = None) -> type[Predictor]:
     """Class of a name that reads networks of a kind of zoo; an error lists those there are."""
-    made = _PREFIXES.get(name.partition(":")[0])
-    classes = _REGISTRY.get(name, [] if made is None else [made])
+    made = _REGISTRY.get(f"{name.partition(':')[0]}:", [])
+    classes = _REGISTRY.get(name, made)
     if not classes:
         raise RunError(f"there is no model '{name}'; there are {', '.join(names())}")
     for each in classes:

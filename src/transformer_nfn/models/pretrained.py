@@ -17,6 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.parameter import is_lazy
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.io.files import write_text
@@ -177,7 +178,12 @@ class Pretrained(nn.Module, Predictor):
         stored, _ = read_tensors(folder / WEIGHTS)
         _check_config(config, stored, folder / CONFIG)
         model = cls.from_config(config)
-        expected = {name: TensorInfo.of(w) for name, w in model.state_dict().items()}
+        # Lazy layers have no shapes before they are filled.
+        expected = {
+            name: TensorInfo.of(stored.get(name, w) if is_lazy(w) else w)
+            for name, w in model.state_dict().items()
+            if name in stored or not is_lazy(w)
+        }
         check_state(stored, expected, str(folder / WEIGHTS), TransformerNFNError)
         model.load_state_dict(stored)
         return model.eval()

@@ -32,7 +32,7 @@ from transformer_nfn.models.predictor import (
     STATISTICS,
     LearningSet,
     Predictor,
-    prefixed,
+    predictor,
 )
 from transformer_nfn.models.statistics import sorted_statistics
 from transformer_nfn.models.whole_network.invariants import whole_invariants
@@ -45,11 +45,11 @@ MOST_THREADS = 4096
 Validation = tuple[Mapping[str, object], Tensor]
 
 
-PREFIX = "tabular"
+PREFIX = "tabular:"
 """First word of the name of a `Tabular` that a user made."""
 
 
-@prefixed(PREFIX)
+@predictor(PREFIX)
 class Tabular(Predictor):
     """A predictor that turns networks into rows of numbers, and learns these.
 
@@ -108,7 +108,7 @@ class Tabular(Predictor):
     def own_name(self) -> str:
         """Name of a predictor that a user made."""
         text = " ".join(repr(getattr(self.learner, "estimator", self.learner)).split())
-        return f"{PREFIX}:{text} on {self.reads}"
+        return f"{PREFIX}{text} on {self.reads}"
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional import sinusoids
 from transformer_nfn.models.network import paper_block
-from transformer_nfn.models.predictor import SIZE_TEXTS, LearningSet, TaskSizes
+from transformer_nfn.models.predictor import LearningSet
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.spaces import WeightSpace
 
@@ -64,29 +64,6 @@ class TaskReader(Pretrained):
         """The number before the Sigmoid, ``[batch]``."""
         out: Tensor = self.head(self.features(network))
         return out.squeeze(-1)
-
-    def misfit(self, sizes: TaskSizes, trained: TaskSizes) -> str | None:
-        """Why networks of these sizes cannot be read; None where they can.
-
-        Width, number of heads, depth and number of neurons may differ, the task may not; nor may
-        the width of networks that read word vectors.
-
-        Args:
-            sizes: sizes of the networks to read.
-            trained: sizes of the training networks.
-        """
-        if bool(sizes.patch) != bool(trained.patch):
-            names = {True: "images", False: "word vectors"}
-            expected, actual = names[bool(trained.patch)], names[bool(sizes.patch)]
-            return f"expected networks that read {expected}, found some that read {actual}"
-        texts = {size: SIZE_TEXTS[size] for size in ("patch", "classes", "tokens")}
-        if not trained.patch:
-            texts["d_model"] = "word vectors of width {}"
-        for size, text in texts.items():
-            expected, actual = getattr(trained, size), getattr(sizes, size)
-            if expected != actual:
-                return f"expected {text.format(expected)}, found {actual}"
-        return None
 
     def _where(self, network: Mapping[str, Any], given: Tensor | None = None) -> Tensor:
         """The fixed positions for networks of this width, made once on each device."""

@@ -97,7 +97,9 @@ def train(
         leave_out: sizes of a mixed zoo to test on only.
         damaged: damaged copies of the networks, to fit a guard to.
         hold_out: damage that the guard is not fitted to.
-        epochs, batch, lr: in place of the predictor's own.
+        epochs: in place of the predictor's own.
+        batch: likewise.
+        lr: likewise.
         device: to train on.
         save_every: seconds between two saved states.
         report: progress callback.

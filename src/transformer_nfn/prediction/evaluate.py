@@ -99,7 +99,8 @@ def evaluate(
         device: ``cpu`` or ``cuda``.
         batch: networks in memory at once.
         report: called after every batch.
-        trust, model: see `transformer_nfn.prediction.predict.predict`.
+        trust: see `transformer_nfn.prediction.predict.predict`.
+        model: likewise.
     """
     run = resolve(run, "predictor")
     trained = TrainedRun.open(run, device, trust=trust, model=model)

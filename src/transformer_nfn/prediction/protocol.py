@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from transformer_nfn.models.predictor import find
@@ -29,12 +29,12 @@ class Protocol:
     warmup: int = 10
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch < 1:
-            raise RunError(
-                f"epochs and batch must be positive, found {self.epochs} and {self.batch}"
-            )
-        if not 0 < self.lr < math.inf:
-            raise RunError(f"the learning rate must be a number above 0, found {self.lr}")
+        for name, least in (("epochs", 1), ("batch", 1), ("warmup", 0)):
+            if type(value := getattr(self, name)) is not int or value < least:
+                raise RunError(f"{name} expected a whole number from {least}, found {value!r}")
+        for name in ("lr", "final_lr"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise RunError(f"{name} expected a number above 0, found {value!r}")
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """Learning rate of one step, counted from 0."""
@@ -52,7 +52,16 @@ class Protocol:
         """The default protocol of a model, with the given values replaced."""
         given = {"epochs": epochs, "batch": batch, "lr": lr}
         changes = {name: value for name, value in given.items() if value is not None}
-        return Protocol(**{**find(model).protocol, **changes})
+        own = find(model).protocol
+        if unknown := {*own} - {*(known := Protocol.__dataclass_fields__)}:
+            raise RunError(
+                f"'{model}': 'protocol' expected some of {', '.join(known)}, found {min(unknown)!r}"
+            )
+        try:
+            default = Protocol(**own)
+        except (RunError, TypeError) as error:
+            raise RunError(f"'{model}': 'protocol': {error}") from error
+        return replace(default, **changes)  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""

@@ -298,6 +298,13 @@ class SeedTrainer:
             for module in self.modules:
                 module.eval()
             logits = torch.stack([in_batches(m.logits, x[1][group]) for m, x in pairs])
+            code = self.modules[0].code
+            if code is not None and not bool(logits.isfinite().all()):
+                found = float(logits[~logits.isfinite()][0])
+                raise RunError(
+                    f"'{code.reference}' expected finite numbers for the validation networks, "
+                    f"found {found} in epoch {self.epoch}"
+                )
         return torch.sigmoid(logits).cpu()
 
     def select(self) -> list[float]:
