@@ -28,11 +28,9 @@ import numpy as np
 from rivals import installed, tau_text
 from transformer_nfn.cli.options import pick_device
 from transformer_nfn.models.predictor import model_name
-from transformer_nfn.prediction.data import Parts
+from transformer_nfn.prediction.data import Parts, Selection, describe_zoo, load_parts
 from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.metrics import standard_error
-from transformer_nfn.prediction.own_networks import describe_own_zoo, load_own_rows, split_own
-from transformer_nfn.prediction.target import Target, target_values
 from transformer_nfn.zoo import ModelZoo
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -67,10 +65,10 @@ def main() -> None:
         target = given.target or next(
             name for name in ("test_accuracy", "perplexity") if name in zoo.targets
         )
-        rows = np.arange(len(zoo))
-        kind = Target.of(target, target_values(zoo, target, rows))
-        data = load_own_rows(zoo, rows, kind, "whole_network")
-        parts = [split_own(zoo, data, seed) for seed in range(given.splits)]
+        parts = [
+            load_parts(zoo, Selection(None, 0.0, seed, target=target), model="whole_network")
+            for seed in range(given.splits)
+        ]
         print(f"{path.name}, {target}: {parts[0].counts}", flush=True)
         cells: dict[str, dict[str, Any]] = {}
         for name in names:
@@ -96,7 +94,7 @@ def _trained(
     model = name.split(":")[0]
     data = networks.to(pick_device(given.device))
     experiment = Experiment(model, range(given.seeds), options=OPTIONS.get(name, {}), keep=False)
-    return train_run(describe_own_zoo(zoo), data, experiment, folder)
+    return train_run(describe_zoo(zoo), data, experiment, folder)
 
 
 def _cell(records: list[Any]) -> dict[str, Any]:
@@ -126,7 +124,7 @@ def _write(
             _title(name), "trees" if count is None else f"{count:,}", tau_text(cell),
             f"{cell['tau_together']:.3f}", f"{cell['r2']:.3f}", f"{cell['seconds_a_seed']:.1f}",
         ])  # fmt: skip
-    families = ", ".join(describe_own_zoo(zoo)["families"])
+    families = ", ".join(describe_zoo(zoo)["families"])
     counts = parts.counts
     table = {
         "title": f"{zoo.path.name}: {target.replace('_', ' ')} of {families} networks",

@@ -1,12 +1,18 @@
 """The command as the console script runs it, in this process."""
 
+import functools
 import io
 import json
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import typer.main
+
 from transformer_nfn.cli import main
+
+# The tree of commands is a tenth of a second's work, and the same for all tests of a process.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 class Done(NamedTuple):

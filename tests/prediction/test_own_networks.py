@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_one_sentence(zoo: Path, tmp_path: Path) -> None:
     assert_refused("and --min-accuracy", *words, "strength", "--min-accuracy", 0.5)
     few = ModelZoo.create(tmp_path / "few")
     few.add(write_example_checkpoint(tmp_path / "one"), loss=1.0)
-    assert_refused("has 1, 16 are needed", "train", few.path, "--target", "loss", "--out", out)
+    assert_refused("1 are selected, 16 are needed", "train", few.path, "--target", "loss", "--out", out)
     assert not out.exists()
     printed("train", zoo, "--target", "strength", "--seeds", 1, "--out", out, "--epochs", 1)
     record = json.loads((out / "run.json").read_text())

@@ -58,7 +58,7 @@ def test_probes_become_what_good_networks_agree_on():
         return float((p.mean(0)[torch.arange(len(labels)), labels]).mean())
 
     before = agreement()
-    find_probes(module, [data], 0, steps=240)
+    find_probes(module, [data], 0, steps=80)
     assert agreement() > before + 0.1
 
 

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import pytest
 from runs_on_zoo import make_own_zoo
 
-from transformer_nfn.prediction.data import Selection
+from transformer_nfn.prediction.data import Selection, describe_zoo, load_parts
 from transformer_nfn.prediction.experiment import Experiment, train_run
-from transformer_nfn.prediction.own_networks import describe_own_zoo, load_own_networks
 from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.prediction.target import Target
 from transformer_nfn.zoo import ModelZoo
@@ -29,10 +28,10 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Own:
     folder = tmp_path_factory.mktemp("own")
     zoo = make_own_zoo(folder, optimizer=["adam", "lion", "sgd"])
     selection = Selection(None, target="valAcc")
-    parts = load_own_networks(zoo, selection, "statistics_linear")
+    parts = load_parts(zoo, selection, model="statistics_linear")
     for model, seeds in (("statistics_linear", 3), ("random_forest", 1)):
         experiment = Experiment(model, range(seeds), selection=selection.to_json())
-        train_run(describe_own_zoo(zoo), parts, experiment, folder / "runs" / model)
+        train_run(describe_zoo(zoo), parts, experiment, folder / "runs" / model)
     record = RunRecord.read(folder / "runs" / "random_forest")
     for name in ("loss", "top1_accuracy", "optimizer"):
         target = Target.of(name, zoo.targets[name])

@@ -22,7 +22,7 @@ from transformer_nfn.nn import Activation, Equivariant, Invariant
 from transformer_nfn.spaces import Axis, Weights, WeightSpace, fold, product
 from transformer_nfn.testing import assert_equivariant, assert_invariant
 
-COUNT = trials(80, 10_000)
+COUNT = trials(40, 10_000)
 CONDITION = 10.0
 T = TypeVar("T")
 

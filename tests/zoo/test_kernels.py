@@ -47,7 +47,6 @@ NIGHTLY = [
 @pytest.mark.parametrize(
     "case",
     [
-        "cropped w48-h3-d2",
         "texts w32-h2-d2",
         *(pytest.param(case, marks=pytest.mark.nightly) for case in NIGHTLY),
     ],

@@ -72,7 +72,7 @@ def zoo_cells(
         ]
     zoo = Zoo.open(zoo_path)
     train = count_training(zoo, percent=percent) if name == LEARNING_CURVE.name else 0
-    return table_cells(name, str(zoo.metadata["task"]["name"]), models, train, sizes)
+    return table_cells(name, zoo.task, models, train, sizes)
 
 
 def table_cells(

@@ -217,7 +217,7 @@ def _elsewhere(folder: Path, record: RunRecord, zoo: Zoo, percent: int | None) -
 
 def _check_unseen(folder: Path, record: RunRecord, zoo: Zoo, data: Dataset) -> None:
     """Reject training networks, which only those of the same task can be."""
-    task = str(zoo.metadata["task"]["name"])
+    task = zoo.task
     if record.zoo.get("task") != task:
         return
     standing = TrainingDigests.load(folder).standings(data, task)

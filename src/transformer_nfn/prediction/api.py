@@ -15,6 +15,7 @@ from transformer_nfn.models.own_module import declared
 from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, find
 from transformer_nfn.prediction.data import (
     PERCENT,
+    DamagedNetworks,
     Parts,
     Selection,
     describe_zoo,
@@ -23,7 +24,6 @@ from transformer_nfn.prediction.data import (
 )
 from transformer_nfn.prediction.evaluate import evaluate
 from transformer_nfn.prediction.experiment import Experiment, check_networks, train_run
-from transformer_nfn.prediction.own_networks import describe_own_zoo, load_own_networks
 from transformer_nfn.prediction.predict import Networks, Prediction, predict
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import RunRecord
@@ -146,14 +146,10 @@ def _train(
     hold_out: str | None,
 ) -> RunRecord:
     """Load the networks and what is needed for a guard, and train on them."""
-    if isinstance(zoo, ModelZoo):
-        own = load_own_networks(zoo, selection, experiment.model, execution.report).to(device)
-        about = describe_own_zoo(zoo)
-        return train_run(about, own, experiment, folder, damaged=zoo, execution=execution)
-    networks, copies = load_networks(zoo, selection), None
+    networks = load_networks(zoo, selection, experiment.model, execution.report)
+    copies: DamagedNetworks | ModelZoo | None = zoo if isinstance(zoo, ModelZoo) else None
     if damaged is not None and isinstance(zoo, Zoo) and isinstance(networks, Parts):
         ignored = None if hold_out is None else parse_damages(hold_out)
         copies = load_damaged(Zoo.open(damaged), zoo, networks, ignored)
-    about = describe_zoo(zoo)
-    networks = networks.to(device)
+    about, networks = describe_zoo(zoo), networks.to(device)
     return train_run(about, networks, experiment, folder, damaged=copies, execution=execution)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.models import Network, map_network, network_of, tensors_of
+from transformer_nfn.prediction.own_networks import read_checkpoints
 from transformer_nfn.prediction.runs import CONFIGURATION, RunError
 from transformer_nfn.prediction.target import (
     ACCURACY,
@@ -19,13 +21,17 @@ from transformer_nfn.prediction.target import (
     target_values,
 )
 from transformer_nfn.spaces import WeightSpace
-from transformer_nfn.zoo import MixedZoo, Zoo
+from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo
 from transformer_nfn.zoo.damage import Damage, damages
+from transformer_nfn.zoo.store.index import split_rows
+from transformer_nfn.zoo.store.model_zoo import RUN
 
 FRACTIONS = (0.7, 0.15, 0.15)
 """Of the training, validation and test part."""
 PERCENT = 75
 """Epoch 75 of 100, which the authors' code reads; the paper names none."""
+RECIPE_COLUMN = "recipe "
+"""Columns of networks of any family that begin with this are part of their recipe."""
 MIN_NETWORKS = 16
 MIN_DAMAGED = 20
 
@@ -275,8 +281,10 @@ class Selection:
     leave_out: tuple[str, ...] = ()
     target: str = ACCURACY_COLUMN
 
-    def rows(self, zoo: Zoo) -> np.ndarray:
-        """Rows of the zoo with this checkpoint and accuracy."""
+    def rows(self, zoo: Zoo | ModelZoo) -> np.ndarray:
+        """Rows of the zoo with this checkpoint and accuracy; all checkpoints of any family."""
+        if isinstance(zoo, ModelZoo):
+            return np.arange(len(zoo))
         # A network of unknown accuracy may have another target.
         least = self.min_accuracy if self.target == ACCURACY_COLUMN else self.min_accuracy or None
         rows = zoo.select(percent=self.percent, min_accuracy=least)
@@ -293,18 +301,47 @@ class Selection:
         return {**chosen, "augment": augment, **subset}
 
 
-def load_rows(zoo: Zoo, rows: np.ndarray, target: Target = ACCURACY) -> Dataset:
-    """Load rows of a zoo into memory; reject weights that are not finite."""
-    named = finite_weights(zoo.weights(rows), [f"{zoo.path}#{row}" for row in rows])
-    columns = {name: zoo.table[name][rows] for name in ("run", "seed", *CONFIGURATION)}
-    columns["row"] = np.asarray(rows, dtype=np.int64)
+def load_rows(
+    zoo: Zoo | ModelZoo,
+    rows: np.ndarray,
+    target: Target = ACCURACY,
+    model: str = "",
+    text: str = "",
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> Dataset:
+    """Load rows of a zoo into memory; reject weights that are not finite.
+
+    Args:
+        zoo: the zoo.
+        rows: of it.
+        target: what is predicted.
+        model: predictor that reads them; of a zoo of checkpoints it decides what is read.
+        text: see `read_checkpoints`.
+        report: called after every checkpoint.
+    """
+    columns = {"run": zoo.runs[rows], "row": np.asarray(rows, dtype=np.int64)}
+    if isinstance(zoo, Zoo):
+        weights = finite_weights(zoo.weights(rows), [f"{zoo.path}#{row}" for row in rows])
+        network: Any = network_of(weights)
+        recipe = {name: zoo.table[name] for name in ("seed", *CONFIGURATION)}
+        space, tokens = zoo.block_space, zoo.sizes.tokens
+    else:
+        network, space, tokens = read_checkpoints(zoo, rows, model, text, report), None, None
+        # Those named as in a built zoo are written beside the predictions, for the report.
+        recipe = {
+            name if name in CONFIGURATION else RECIPE_COLUMN + name: column
+            for name, column in zoo.targets.items()
+            if name not in (target.column, ACCURACY_COLUMN, RUN)
+        }
+    columns |= {name: column[rows] for name, column in recipe.items()}
     values = target_values(zoo, target.column, rows)
     if target != ACCURACY:
-        known = values if target.kind == "class" else target.measured(values)
-        columns |= {"target": known, ACCURACY_COLUMN: zoo.table[ACCURACY_COLUMN][rows]}
+        columns["target"] = values if target.kind == "class" else target.measured(values)
+        accuracy = zoo.table.get(ACCURACY_COLUMN)
+        if accuracy is not None and accuracy.dtype.kind == "f":
+            columns[ACCURACY_COLUMN] = accuracy[rows]
     encoded = torch.as_tensor(target.encode(values), dtype=torch.float32)
-    tokens = zoo.sizes.tokens
-    return Dataset(zoo.block_space, network_of(named), encoded, columns, tokens, target)
+    return Dataset(space, network, encoded, columns, tokens, target)
 
 
 def finite_weights(weights: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
@@ -334,43 +371,49 @@ def nested_subset(rows: np.ndarray, size: int, seed: int) -> np.ndarray:
     return np.asarray(rows[np.sort(shuffled[:size])])
 
 
-def load_parts(zoo: Zoo, selection: Selection | None = None, target: Target | None = None) -> Parts:
+def load_parts(
+    zoo: Zoo | ModelZoo,
+    selection: Selection | None = None,
+    target: Target | None = None,
+    model: str = "",
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> Parts:
     """Select networks of a zoo, split them by run 70/15/15, and load them.
 
     With ``all_checkpoints``, `Parts.more` holds all other networks whose runs are in no held-out
     part; with ``max_train``, only those of the selected training runs.
 
     Args:
-        zoo: with networks of one size.
+        zoo: with networks of one size, or of any family.
         selection: which networks, and their target.
         target: None to read it from the selected networks.
+        model: see `load_rows`.
+        report: likewise.
     """
     selection = selection or Selection()
     rows = selection.rows(zoo)
     if len(rows) < MIN_NETWORKS:
-        raise RunError(
-            f"not enough networks: {len(rows)} have accuracy at least "
-            f"{selection.min_accuracy:g}, {MIN_NETWORKS} are needed"
-        )
+        least = selection.min_accuracy
+        which = f"have accuracy at least {least:g}" if least else "are selected"
+        raise RunError(f"not enough networks: {len(rows)} {which}, {MIN_NETWORKS} are needed")
     target = target or Target.of(selection.target, target_values(zoo, selection.target, rows))
-    train, val, test = zoo.split(rows, FRACTIONS, seed=selection.split_seed)
+    train, val, test = split_rows(rows, zoo.runs[rows], FRACTIONS, selection.split_seed)
     subset = selection.max_train is not None
     if selection.max_train is not None:
         train = nested_subset(train, selection.max_train, selection.split_seed)
+    if isinstance(zoo, ModelZoo):
+        data = load_rows(zoo, rows, target, model, report=report)  # its rows are all rows
+        return check_parts(Parts(*(data.take(part) for part in (train, val, test))))
     more = None
     if selection.all_checkpoints:
-        run, every = zoo.table["run"].astype(str), zoo.select(percent=None)
-        held_out = run[np.concatenate([val, test])]
-        free = np.isin(run[every], run[train]) if subset else ~np.isin(run[every], held_out)
+        every = zoo.select(percent=None)
+        held_out = zoo.runs[np.concatenate([val, test])]
+        run = zoo.runs[every]
+        free = np.isin(run, zoo.runs[train]) if subset else ~np.isin(run, held_out)
         rows = np.asarray(every[free & ~np.isin(every, train)])
         more = load_rows(zoo, rows, target) if len(rows) else None
-    parts = Parts(
-        load_rows(zoo, train, target),
-        load_rows(zoo, val, target),
-        load_rows(zoo, test, target),
-        more,
-    )
-    return check_parts(parts)
+    three = [load_rows(zoo, part, target) for part in (train, val, test)]
+    return check_parts(Parts(three[0], three[1], three[2], more))
 
 
 def check_parts(parts: Parts) -> Parts:
@@ -389,13 +432,18 @@ def check_parts(parts: Parts) -> Parts:
     return parts
 
 
-def load_networks(zoo: Zoo | MixedZoo, selection: Selection | None = None) -> Parts | SizeGroups:
+def load_networks(
+    zoo: Zoo | MixedZoo | ModelZoo,
+    selection: Selection | None = None,
+    model: str = "",
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> Parts | SizeGroups:
     """`load_parts` of a zoo, or of every size of a mixed zoo that is not left out."""
     selection = selection or Selection()
-    if isinstance(zoo, Zoo):
+    if not isinstance(zoo, MixedZoo):
         if selection.leave_out:
             raise RunError(f"'{zoo.path}' has networks of one size: there is none to leave out")
-        return load_parts(zoo, selection)
+        return load_parts(zoo, selection, None, model, report)
     names = [*selection.leave_out, *(name for name in zoo.zoos if name not in selection.leave_out)]
     rows = {name: selection.rows(zoo[name]) for name in names}
     column = selection.target
@@ -414,19 +462,26 @@ def load_networks(zoo: Zoo | MixedZoo, selection: Selection | None = None) -> Pa
     return SizeGroups(parts, left_out)
 
 
-def describe_zoo(zoo: Zoo | MixedZoo) -> dict[str, Any]:
+def zoos_in(zoo: Zoo | MixedZoo | ModelZoo) -> Mapping[str, Zoo | ModelZoo]:
+    """The zoo of each size; a zoo that is not mixed is `UNNAMED`."""
+    return zoo.zoos if isinstance(zoo, MixedZoo) else {UNNAMED: zoo}
+
+
+def describe_zoo(zoo: Zoo | MixedZoo | ModelZoo) -> dict[str, Any]:
     """Description of a zoo for the record of a run."""
-    mixed = isinstance(zoo, MixedZoo)
-    zoos = zoo.zoos if isinstance(zoo, MixedZoo) else {UNNAMED: zoo}
-    sizes = {name: each.sizes.to_json() for name, each in zoos.items()}
+    zoos = zoos_in(zoo)
+    sizes = {name: each.sizes.to_json() for name, each in zoos.items() if each.sizes is not None}
     return {
         "name": zoo.path.name,
-        "task": zoo.task if isinstance(zoo, MixedZoo) else zoo.metadata["task"]["name"],
+        "task": zoo.task,
         "networks": len(zoo),
-        "runs": sum(len(np.unique(each.table["run"].astype(str))) for each in zoos.values()),
+        "runs": sum(len(np.unique(each.runs)) for each in zoos.values()),
         "seeds": zoo.seeds,
-        **({"architectures": sizes} if mixed else {"architecture": sizes[UNNAMED]}),
-    }
+        **({"families": dict(Counter(zoo.table["family"].tolist()))}
+           if isinstance(zoo, ModelZoo) else
+           {"architectures": sizes} if isinstance(zoo, MixedZoo) else
+           {"architecture": sizes[UNNAMED]}),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.prediction.data import PERCENT, Dataset, Selection, load_rows
+from transformer_nfn.prediction.data import PERCENT, Dataset, Selection, load_rows, zoos_in
 from transformer_nfn.prediction.metrics import class_scores, scores
-from transformer_nfn.prediction.own_networks import OWN_TASK, load_own_rows
 from transformer_nfn.prediction.predict import BATCH, Report, TrainedRun, check_readable
 from transformer_nfn.prediction.predictors import class_folders
 from transformer_nfn.prediction.runs import RunError
@@ -107,11 +106,9 @@ def evaluate(
     folders = class_folders(run, trained.target)
     digests = TrainingDigests.load(folders[0] if folders else run)
     opened = open_zoo(resolve(zoo_path, "zoo"))
-    if trained.families or isinstance(opened, ModelZoo):
-        return _evaluate_own(trained, digests, opened, batch, report)
-    zoos = opened.zoos if isinstance(opened, MixedZoo) else {str(zoo_path): opened}
+    zoos = zoos_in(opened)
     for name, zoo in zoos.items():
-        check_readable(name, zoo.sizes, trained.sizes.first, trained.predictors)
+        _check_readable(trained, zoo, name or str(zoo_path))
     column = trained.target.column
     if column in CHECKPOINT_COLUMNS:
         percent = None
@@ -121,12 +118,12 @@ def evaluate(
     if total < MIN_NETWORKS:
         raise RunError(f"not enough networks: {total} of '{zoo_path}' are selected")
     parts: dict[str, list[Evaluated]] = {}
-    done = 0
+    done, text = 0, trained.predictors[0].text
     for name, zoo in zoos.items():
         for start in range(0, len(rows[name]), batch):
             some = rows[name][start : start + batch]
-            data = load_rows(zoo, some, trained.target).to(device)
-            standing = digests.standings(data, zoo.metadata["task"]["name"])
+            data = load_rows(zoo, some, trained.target, trained.model, text).to(device)
+            standing = digests.standings(data, zoo.task)
             parts.setdefault(name, []).append(_evaluate(trained, data, zoo.sizes, standing, zoo))
             done += len(some)
             if report is not None:
@@ -148,35 +145,19 @@ def evaluate(
     return figures
 
 
-def _evaluate_own(
-    run: TrainedRun,
-    digests: TrainingDigests,
-    zoo: Zoo | MixedZoo | ModelZoo,
-    batch: int,
-    report: Report | None,
-) -> dict[str, Any]:
-    """Evaluate on a zoo of checkpoints a run that was trained on such a zoo."""
-    if not isinstance(zoo, ModelZoo) or not run.families:
+def _check_readable(run: TrainedRun, zoo: Zoo | ModelZoo, where: str) -> None:
+    """Refuse a zoo whose networks a run does not read."""
+    if isinstance(zoo, ModelZoo) is not bool(run.families):
         kinds = "checkpoints of any family", "networks that `tnfn zoo build` trains"
         expected, found = kinds if run.families else kinds[::-1]
         raise RunError(f"'{zoo.path}' holds {found}: the predictor reads {expected}")
-    other = sorted({*zoo.table["family"].tolist()} - {*run.families})
-    if other:
+    if isinstance(zoo, Zoo):
+        check_readable(where, zoo.sizes, run.sizes.first, run.predictors)
+    elif other := sorted({*zoo.table["family"].tolist()} - {*run.families}):
         raise RunError(
             f"'{zoo.path}' holds {other[0]} checkpoints: the predictor was trained on "
             f"{', '.join(run.families)}"
         )
-
-    parts = []
-    for start in range(0, len(zoo), batch):
-        rows = np.arange(start, min(start + batch, len(zoo)))
-        text = run.predictors[0].text
-        data = load_own_rows(zoo, rows, run.target, run.model, text=text).to(run.device)
-        parts.append(_evaluate(run, data, None, digests.standings(data, OWN_TASK), zoo))
-        if report is not None:
-            report(int(rows[-1]) + 1, len(zoo))
-    figures = Evaluated.joined(parts).figures()
-    return {"target": run.target.column, "zoo_seeds": "unknown", **figures, "warning": None}
 
 
 def _evaluate(

@@ -8,7 +8,6 @@ run networks, or read their tensors, also get the weights.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,24 +32,11 @@ from transformer_nfn.models.predictor import (
 )
 from transformer_nfn.models.whole_network import ProbeFormat
 from transformer_nfn.networks import Network
-from transformer_nfn.prediction.data import (
-    FRACTIONS,
-    MIN_NETWORKS,
-    Dataset,
-    Parts,
-    Selection,
-    check_parts,
-)
-from transformer_nfn.prediction.recipe_shift import COLUMN as RECIPE_COLUMN
-from transformer_nfn.prediction.runs import CONFIGURATION, RunError
-from transformer_nfn.prediction.target import ACCURACY, ACCURACY_COLUMN, Target, target_values
+from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import ModelZoo
 
-OWN_TASK = "own networks"
 CLASSIFIER = "torch_classifier"
 """Family of classifiers around an `nn.TransformerEncoder`, whose parts are named by the user."""
-RUN = "run"
-"""Column of a zoo whose equal values stay in one part: checkpoints of one training."""
 MOST_WEIGHTS = 1 << 31
 """Numbers in the weights of all networks that are held in memory."""
 Report = Callable[[dict[str, Any]], None]
@@ -122,24 +108,17 @@ def model_features(model: Model) -> Tensor:
     return torch.from_numpy(np.concatenate([shape, found.sizes.astype(float).ravel(), *lengths]))
 
 
-def load_own_rows(
-    zoo: ModelZoo,
-    rows: np.ndarray,
-    target: Target,
-    model: str,
-    report: Report | None = None,
-    *,
-    text: str = "",
-) -> Dataset:
-    """Rows of a zoo of checkpoints as data of a predictor.
+def read_checkpoints(
+    zoo: ModelZoo, rows: np.ndarray, model: str, text: str = "", report: Report | None = None
+) -> Any:
+    """Networks of a zoo as a predictor reads them.
 
     Args:
         zoo: the zoo.
         rows: of it.
-        target: what is predicted.
         model: name of the predictor.
-        report: called after every network.
         text: `ProbeFormat.text` that all must have, empty if none is known.
+        report: called after every network.
     """
     networks: list[OwnNetwork] = []
     weights, reads = 0, find(model, CHECKPOINTS).reads
@@ -156,60 +135,7 @@ def load_own_rows(
             networks.append(OwnNetwork.read(opened, reads))
         if report is not None:
             report({"note": f"reads networks, {i + 1} of {len(rows)}", "done": i + 1})
-    values = target_values(zoo, target.column, rows)
-    runs = zoo.table[_run_column(zoo)][rows].astype(str)
-    columns = {"run": runs, "row": np.asarray(rows, dtype=np.int64)}
-    recipe = [name for name in zoo.targets if name not in (target.column, ACCURACY_COLUMN, RUN)]
-    # Those named as in a built zoo are written beside the predictions, for the report.
-    columns |= {
-        name if name in CONFIGURATION else RECIPE_COLUMN + name: zoo.targets[name][rows]
-        for name in recipe
-    }
-    if target != ACCURACY:
-        columns["target"] = values if target.kind == "class" else target.measured(values)
-    accuracy = zoo.targets.get(ACCURACY_COLUMN)
-    if accuracy is not None and accuracy.dtype.kind == "f":
-        columns[ACCURACY_COLUMN] = accuracy[rows]
-    encoded = torch.as_tensor(target.encode(values), dtype=torch.float32)
-    network: Any = stacked(networks)
-    return Dataset(None, network, encoded, columns, target=target)
-
-
-def load_own_networks(
-    zoo: ModelZoo, selection: Selection, model: str, report: Report | None = None
-) -> Parts:
-    """Read the networks of a zoo of checkpoints and split them 70/15/15; runs stay together."""
-    rows = np.arange(len(zoo))
-    if len(rows) < MIN_NETWORKS:
-        raise RunError(
-            f"not enough networks: '{zoo.path}' has {len(rows)}, {MIN_NETWORKS} are needed"
-        )
-    target = Target.of(selection.target, target_values(zoo, selection.target, rows))
-    data = load_own_rows(zoo, rows, target, model, report)
-    return split_own(zoo, data, selection.split_seed)
-
-
-def split_own(zoo: ModelZoo, data: Dataset, seed: int) -> Parts:
-    """Split all networks of a zoo."""
-    parts = zoo.split(None, FRACTIONS, seed=seed, by=_run_column(zoo))
-    return check_parts(Parts(*(data.take(rows) for rows in parts)))
-
-
-def describe_own_zoo(zoo: ModelZoo) -> dict[str, Any]:
-    """Description of a zoo of checkpoints for the record of a run."""
-    return {
-        "name": zoo.path.name,
-        "task": OWN_TASK,
-        "networks": len(zoo),
-        "runs": len(set(zoo.table[_run_column(zoo)].astype(str))),
-        "seeds": "unknown",
-        "families": dict(Counter(zoo.table["family"].tolist())),
-    }
-
-
-def _run_column(zoo: ModelZoo) -> str:
-    """Column whose equal values are checkpoints of one training; each its own where none is."""
-    return RUN if RUN in zoo.targets else "network"
+    return stacked(networks)
 
 
 def open_own(

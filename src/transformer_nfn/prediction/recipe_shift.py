@@ -17,14 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.prediction.data import Dataset
+from transformer_nfn.prediction.data import RECIPE_COLUMN, Dataset
 from transformer_nfn.prediction.metrics import LEVEL, highest_quantile
 from transformer_nfn.prediction.runs import CONFIGURATION
 from transformer_nfn.prediction.training_set import TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import left_out_errors, random_folds
 
-COLUMN = "recipe "
-"""Columns of networks of any family that begin with this are part of their recipe."""
 MOST_VALUES = 8
 """A number with more values is left out by halves, a word with more is no recipe."""
 USUAL, UNUSUAL = 0.5, 0.75
@@ -102,7 +100,7 @@ def recipe_labels(data: Sequence[Dataset]) -> list[np.ndarray]:
     """Labels of networks by recipe, ``[n]`` each, of which each value is left out in turn."""
     labels = []
     for name in data[0].columns:
-        if name not in CONFIGURATION and not name.startswith(COLUMN):
+        if name not in CONFIGURATION and not name.startswith(RECIPE_COLUMN):
             continue
         column = np.concatenate([each.columns[name] for each in data])
         distinct, codes = np.unique(column.astype(str), return_inverse=True)

@@ -35,7 +35,7 @@ def export_authors(zoo: Zoo | MixedZoo, out: Path) -> int:
 
 
 def _export(zoo: Zoo, out: Path) -> int:
-    name = zoo.metadata["task"]["name"]
+    name = zoo.task
     (out / name).mkdir(parents=True)
     (out / "metadata").mkdir()
     table: list[dict[str, Any]] = []

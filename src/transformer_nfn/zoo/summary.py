@@ -42,7 +42,7 @@ def summarise(zoo: Zoo) -> dict[str, Any]:
     epochs, rows = np.unique(zoo.table["epoch"][~zoo.table["best"]], return_counts=True)
     return {
         "path": str(zoo.path),
-        "task": zoo.metadata["task"]["name"],
+        "task": zoo.task,
         "origin": zoo.metadata["origin"],
         "made_by": zoo.metadata["made_by"],
         "seeds": zoo.seeds,
@@ -140,7 +140,7 @@ def paint_accuracies(
     if isinstance(zoo, ModelZoo):
         column, title = needed_accuracies(zoo), f"{zoo.path.name}: {len(zoo):,} networks"
     else:
-        task = zoo.task if isinstance(zoo, MixedZoo) else zoo.metadata["task"]["name"]
+        task = zoo.task
         title = f"{task_title(task)}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}"
     lines, columns = -(-len(zoos) // COLUMNS), min(len(zoos), COLUMNS)
     panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()

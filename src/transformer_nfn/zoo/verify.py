@@ -171,7 +171,7 @@ def _rerun(zoo: Zoo, data: Path | None, sample: int, seed: int, verdict: Verdict
         return
     try:
         task = load_task(
-            zoo.metadata["task"]["name"],
+            zoo.task,
             data,
             held=0.0,
             vectors=zoo.word_vectors(),

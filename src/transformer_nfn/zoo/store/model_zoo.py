@@ -25,6 +25,7 @@ from transformer_nfn.io.checkpoint import CONFIG, WEIGHT_FILES, WEIGHTS, Checkpo
 from transformer_nfn.io.files import open_regular, read_parquet, sweep
 from transformer_nfn.io.rewrite import write_folder
 from transformer_nfn.io.tensor_files import InMemory
+from transformer_nfn.known_tasks import UNKNOWN_SEEDS
 from transformer_nfn.notebook import to_html
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.module import HEADS_KEY, heads_in
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 LONGEST_NAME = 240
 SAVE_EVERY = 5.0
 """Seconds between writes of the index."""
+RUN = "run"
+"""Target whose equal values are checkpoints of one training."""
 Source = str | Path | Model | nn.Module | Mapping[str, Tensor]
 """What `ModelZoo.add` takes."""
 
@@ -78,6 +81,10 @@ class ModelZoo(IndexedRows):
     ...     model.description.family, model.path.name
     ('llama', '00001')
     """
+
+    task, seeds = "own networks", UNKNOWN_SEEDS
+    sizes = None
+    """Its networks have no sizes in common."""
 
     def __init__(self, path: Path, metadata: dict[str, Any]) -> None:
         self.path, self.metadata = path, metadata
@@ -166,6 +173,11 @@ class ModelZoo(IndexedRows):
     def targets(self) -> dict[str, np.ndarray]:
         """The user's columns: numbers (``float64`` or ``int64``, all finite) or text (objects)."""
         return {name: self.table[name] for name in self.table if name not in RESERVED}
+
+    @property
+    def runs(self) -> np.ndarray:
+        """The run of each network; each its own where no column says so."""
+        return self.table[RUN if RUN in self.targets else "network"].astype(str)
 
     def folder(self, row: int) -> Path:
         """The folder of a network, whose bytes were compared with their checksum."""

@@ -88,7 +88,7 @@ class Zoo(IndexedRows):
         runs = len(set(self.table["run"].tolist()))
         state = "" if self.finished else ", not finished"
         return (
-            f"Zoo('{self.path}', {self.metadata['task']['name']}, {len(self):,} networks of "
+            f"Zoo('{self.path}', {self.task}, {len(self):,} networks of "
             f"{runs:,} runs, {self.space.num_weights:,} weights each{state})"
         )
 
@@ -98,7 +98,7 @@ class Zoo(IndexedRows):
         known = accuracy[~np.isnan(accuracy)]
         spread = f"{known.min():.1%} to {known.max():.1%}" if len(known) else "unknown"
         facts = {
-            "task": self.metadata["task"]["name"],
+            "task": self.task,
             "networks": f"{len(self):,}{'' if self.finished else ', not finished'}",
             "weights of each": f"{self.space.num_weights:,}",
             "seeds": seeds_text(self.seeds),
@@ -137,6 +137,16 @@ class Zoo(IndexedRows):
     def block_space(self) -> WeightSpace:
         """The weight space of one block, the paper's U."""
         return self.sizes.block_space
+
+    @property
+    def task(self) -> str:
+        """The name of the task."""
+        return str(self.metadata["task"]["name"])
+
+    @property
+    def runs(self) -> np.ndarray:
+        """The run of each network."""
+        return self.table["run"].astype(str)
 
     @property
     def seeds(self) -> str:
@@ -216,7 +226,7 @@ class Zoo(IndexedRows):
             seed: of the random split.
         """
         chosen = self._rows(rows)
-        return split_rows(chosen, self.table["run"][chosen].astype(str), fractions, seed)
+        return split_rows(chosen, self.runs[chosen], fractions, seed)
 
     def weights(self, rows: Rows) -> Weights:
         """Weights of some rows, ``[n, *axes]`` per tensor of `space`, each row verified."""
@@ -432,7 +442,7 @@ def _open_group(path: Path, group: SizeGroup, task: str) -> Zoo:
     zoo = Zoo.open(path)
     if zoo.sizes.group != group:
         raise StoreError(f"'{path}' holds networks of {zoo.sizes.group}, expected {group}")
-    if zoo.metadata["task"]["name"] != task:
+    if zoo.task != task:
         raise StoreError(
             f"'{path.parent / GROUPS_FILE}': 'task' expected {zoo.metadata['task']['name']}, that "
             f"of '{path.name}', found {task}"

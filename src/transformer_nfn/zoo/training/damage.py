@@ -342,7 +342,7 @@ def _check_same(out: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def _load_task(zoo: Zoo, data: Path | str | None) -> Task:
-    name, vectors = zoo.metadata["task"]["name"], zoo.word_vectors()
+    name, vectors = zoo.task, zoo.word_vectors()
     if not zoo.sizes.patch and vectors is None:
         raise ZooError(
             f"'{zoo.path}' keeps no word vectors (the authors' are not part of their files), so "
