@@ -164,9 +164,14 @@ HEADS: dict[str, Tiny] = {
 """Classifiers of texts: heads behind a pooler, or on the last token."""
 
 
+def nightly(*values: Any) -> list[Any]:
+    """Parameters of a test that run in `make nightly`."""
+    return [pytest.param(value, marks=pytest.mark.nightly) for value in values]
+
+
 def nightly_but_quick(names: Iterable[str]) -> list[Any]:
     """Parameters of a test; all but those of `QUICK` run in `make nightly`."""
-    return [pytest.param(n, marks=() if n in QUICK else pytest.mark.nightly) for n in names]
+    return [name if name in QUICK else nightly(name)[0] for name in names]
 
 
 every_family = pytest.mark.parametrize("family", nightly_but_quick(TINY))

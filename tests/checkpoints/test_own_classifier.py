@@ -13,6 +13,7 @@ from memory_model import MemoryModel
 from torch import Tensor, nn
 from weight_edits import unseen_edits
 
+from tiny_families import nightly
 from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.checkpoints import OpenOptions, disguise, open_model, relate
 from transformer_nfn.checkpoints.fingerprints import compare_fingerprints, take_fingerprint
@@ -153,7 +154,7 @@ def test_fixed_sinusoids_and_a_scaled_embedding_are_stated(tmp_path: Path) -> No
     torch.testing.assert_close(found, module.fc(x.mean(1)).detach(), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("layout", [LAYOUTS[3], LAYOUTS[4], LAYOUTS[5]], ids=str)
+@pytest.mark.parametrize("layout", [LAYOUTS[3], *nightly(LAYOUTS[4], LAYOUTS[5])], ids=str)
 def test_a_change_of_what_surrounds_the_encoder_is_seen(layout: Layout, tmp_path: Path) -> None:
     module, options = Classifier(layout), OpenOptions(settings=layout.fields())
     own = saved(module, tmp_path / "own.pt")

@@ -10,18 +10,11 @@ import pytest
 from fuzz import explain, run
 
 SEED = 0
-NIGHTLY = pytest.mark.nightly
 
 
-# In `make nightly` two tests, for the two processes that tests run in.
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        range(160),
-        pytest.param(range(2500), marks=NIGHTLY),
-        pytest.param(range(2500, 5000), marks=NIGHTLY),
-    ],
-)
+# Two tests, for the two processes that tests run in.
+@pytest.mark.nightly
+@pytest.mark.parametrize("numbers", [range(2500), range(2500, 5000)])
 def test_no_damaged_input_is_believed_or_brings_a_command_down(
     numbers: range, tmp_path: Path
 ) -> None:

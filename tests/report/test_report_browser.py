@@ -30,8 +30,11 @@ def page(tmp_path_factory):
     return folder / "report.html"
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [380, 1400])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [(380, False), pytest.param(380, True, marks=pytest.mark.nightly), (1400, True),
+     pytest.param(1400, False, marks=pytest.mark.nightly)],
+)  # fmt: skip
 def test_quiet_alone_and_no_wider_than_the_screen(browser, page, width, dark):
     browser.open(page, width, dark=dark)
     assert browser.complaints() == []

@@ -38,7 +38,8 @@ def interpreted(*case: str) -> dict[str, Any]:
 
 
 NIGHTLY = [
-    "cropped w32-h2-d2", "images w32-h2-d2", "tiled w32-h2-d2", "images w32-h2-d1",
+    "cropped w32-h2-d2", "images w32-h2-d2", "tiled w32-h2-d2", "texts w32-h2-d2",
+    "cropped w48-h3-d2",
     "images w32-h2-d3", "images w16-h1-d1", "images w16-h8-d1", "images w32-h4-d2",
     "tiled w48-h1-d1", "texts w48-h4-d1", "images w64-h8-d2", "short w64-h1-d2",
 ]  # fmt: skip
@@ -47,7 +48,7 @@ NIGHTLY = [
 @pytest.mark.parametrize(
     "case",
     [
-        "texts w32-h2-d2",
+        "images w32-h2-d1",
         *(pytest.param(case, marks=pytest.mark.nightly) for case in NIGHTLY),
     ],
 )
