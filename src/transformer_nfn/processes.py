@@ -57,17 +57,21 @@ def map_rows(work: Callable[[slice], Tensor], like: Tensor, chunk: int) -> Tenso
 
 
 @contextmanager
-def worker_pool(libraries: Sequence[str]) -> Iterator[ProcessPoolExecutor | None]:
+def worker_pool(
+    libraries: Sequence[str], workers: int | None = None
+) -> Iterator[ProcessPoolExecutor | None]:
     """Processes of one thread each, one for each core; None on one core.
 
     Args:
         libraries: modules that the workers need. On Linux one process imports them while this one
             goes on, and workers are forked from it; elsewhere every worker imports what it uses.
+        workers: so many of them.
     """
     import multiprocessing
     from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 
-    if cores() == 1:
+    workers = workers or cores()
+    if workers == 1:
         yield None
         return
     # Before any library starts its threads, which do not survive a fork.
@@ -77,7 +81,7 @@ def worker_pool(libraries: Sequence[str]) -> Iterator[ProcessPoolExecutor | None
         _start_fork_server(libraries)
     else:
         context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(cores(), context, _begin_worker)
+    pool = ProcessPoolExecutor(workers, context, _begin_worker)
     try:
         yield pool
     except BrokenExecutor as error:

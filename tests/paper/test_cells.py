@@ -4,18 +4,22 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 from made_networks import parts
 
+from tnfn_command import as_json, assert_refused, printed
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.paper.cells import augmented, fill_cell
+from transformer_nfn.paper.numbers import mean_text
 from transformer_nfn.paper.table_text import markdown_table
 from transformer_nfn.paper.tables import reproduce, table_cells
 from transformer_nfn.prediction.data import load_parts
-from transformer_nfn.prediction.runs import RunError, RunRecord, find_runs
+from transformer_nfn.prediction.metrics import standard_error
+from transformer_nfn.prediction.runs import RunError, RunRecord, find_runs, read_predictions
 
 SHORT = 3
 MODELS = ["mlp", "lightgbm"]
@@ -32,9 +36,9 @@ import ray
 torch.set_num_threads(1)
 zoo, out, models = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-how = dict(epochs=2, models=models, engine="ray")
+how = dict(epochs=2, models=models, how={"engine": "ray"})
 told = []
-reproduce("table1", zoo, out, seeds=[0, 1], progress=lambda c, line: told.append(c.folder), **how)
+reproduce("table1", zoo, out, seeds=[0, 1], told=lambda c, line: told.append(c.folder), **how)
 try:
     reproduce("table1", zoo, out, seeds=[2], **how)
 except TransformerNFNError as error:
@@ -86,8 +90,8 @@ def test_parameters_and_augmentation_tables(digits_zoo, tmp_path):
     assert set(counts) == {"transformer_nfn", "mlp", "statnn"}
     assert all(n > 10_000 for n in counts.values())
     _, twice, _, moved, _ = table_cells("table7", "digits", ["transformer_nfn"])
-    how = dict(seeds=[0], epochs=SHORT, percent=75, device="cpu")
-    records = [fill_cell(digits_zoo.path, cell, tmp_path, **how) for cell in (twice, moved)]
+    short = [replace(cell, seeds=(0,), epochs=SHORT) for cell in (twice, moved)]
+    records = [fill_cell(digits_zoo.path, cell, tmp_path) for cell in short]
     assert [r.selection["augment"] for r in records] == [0.0, 10.0]
     for record in records:
         assert record.selection["train"] == 2 * load_parts(digits_zoo).counts["train"]
@@ -98,10 +102,10 @@ def test_parameters_and_augmentation_tables(digits_zoo, tmp_path):
 def test_predictions_for_gU_and_U_are_compared(digits_zoo, tmp_path):
     columns = ("[-1,1]", "[-100,100]")
     models = ["transformer_nfn", "mlp", "invariant_boosting"]
-    cells = [c for c in table_cells("table7", "digits", models) if c.column in columns]
-    how = dict(seeds=[0], epochs=2, percent=75, device="cpu")
-    for cell in cells:
-        found = fill_cell(digits_zoo.path, cell, tmp_path, **how).summary["agreement"]
+    cells = table_cells("table7", "digits", [*models, "statnn"])
+    short = [replace(cell, seeds=(0,), epochs=2) for cell in cells]
+    for cell in (c for c in short if c.column in columns and c.model in models):
+        found = fill_cell(digits_zoo.path, cell, tmp_path).summary["agreement"]
         assert found["networks"] == load_parts(digits_zoo).counts["test"]
         assert found["max_condition"] == 1e4
         if cell.model == "transformer_nfn":
@@ -115,8 +119,8 @@ def test_predictions_for_gU_and_U_are_compared(digits_zoo, tmp_path):
     records = [RunRecord.read(run) for run in find_runs([tmp_path])]
     text = markdown_table("table7", records)
     assert "Transformer-NFN, predictions for gU and U: float32 max" in text
-    plain = table_cells("table7", "digits", ["statnn"])[0]
-    assert "agreement" not in fill_cell(digits_zoo.path, plain, tmp_path, **how).summary
+    plain = next(cell for cell in short if cell.model == "statnn")
+    assert "agreement" not in fill_cell(digits_zoo.path, plain, tmp_path).summary
 
 
 def test_augmentation_keeps_the_originals_and_the_function():
@@ -127,6 +131,57 @@ def test_augmentation_keeps_the_originals_and_the_function():
     first = twice.train.network["blocks"][1]["W_Q"]
     assert torch.equal(first[:40], data.train.network["blocks"][1]["W_Q"])
     assert not torch.allclose(first[40:], first[:40], atol=0.1)
+
+
+def test_splits_share_a_cell_and_cells_are_filled_side_by_side(tmp_path):
+    words = ("reproduce", "learning-curve", "mnist-sample", "--models", "statistics_linear",
+             "--sizes", "100,112", "--seeds", 1, "--splits", 2, "--split-seed", 3)  # fmt: skip
+    alone = as_json(*words, "--out", tmp_path / "alone")
+    together = as_json(*words, "--out", tmp_path / "together", "--jobs", 2)
+    taus = [record["summary"]["tau"] for record in alone]
+    assert [record["summary"]["tau"] for record in together] == taus
+    assert [record["selection"]["split_seed"] for record in alone] == [3, 3, 4, 4]
+    text = (tmp_path / "together" / "learning-curve.md").read_text()
+    for pair in (taus[::2], taus[1::2]):
+        assert mean_text(sum(pair) / 2, standard_error(pair)) in text
+    rows = pq.read_table(tmp_path / "together" / "learning-curve.parquet").to_pylist()
+    assert [(row["split_seed"], row["max_train"]) for row in rows] == [
+        (3, 100), (3, 112), (4, 100), (4, 112)
+    ]  # fmt: skip
+
+
+def test_no_cell_is_begun_after_the_time(tmp_path):
+    words = ("reproduce", "learning-curve", "mnist-sample", "--models", "statistics_linear",
+             "--sizes", "100", "--seeds", 1, "--out", tmp_path)  # fmt: skip
+    assert "1 cells are left" in printed(*words, "--minutes", 0)
+    assert not list(tmp_path.glob("cells/*"))
+    assert "left" not in printed(*words)
+    assert "left" not in printed(*words, "--minutes", 0), "what is there is read"
+
+
+def test_checkpoints_are_chosen_and_split(digits_zoo, tmp_path):
+    words = ("learning-curve", digits_zoo.path, "--models", "statistics_linear", "--seeds", 1)
+    every = as_json("reproduce", *words, "--percent", "all", "--out", tmp_path / "all")
+    by_run, by_checkpoint = (
+        as_json("train", digits_zoo.path, "--model", "statistics_linear", "--seeds", 1,
+                "--percent", "all", "--split", split, "--out", tmp_path / split)
+        for split in ("run", "checkpoint")
+    )  # fmt: skip
+    assert every[-1]["selection"]["percent"] is None
+    assert every[-1]["summary"]["tau"] == by_run["summary"]["tau"]
+    assert (by_checkpoint["selection"]["split"], "split" in by_run["selection"]) == (
+        "checkpoint", False,
+    )  # fmt: skip
+    found = read_predictions(tmp_path / "checkpoint")
+    held_out, rows = {*found["run"].tolist()}, {*found["row"].tolist()}
+    train = set(range(len(digits_zoo))) - rows
+    assert held_out & {*digits_zoo.runs[[*train]].tolist()}, "a run is on both sides"
+    sample = ("train", "mnist-sample", "--out", tmp_path / "no")
+    assert_refused("split by checkpoint needs several", *sample, "--split", "checkpoint")
+    assert_refused("a split is by run or checkpoint", *sample, "--split", "epoch")
+    assert_refused("no checkpoints at 60 %, only at [75]", *sample, "--percent", "60")
+    assert_refused("a whole number or all, found '7.5'", *sample, "--percent", "7.5")
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.nightly
@@ -149,8 +204,8 @@ def test_ray_fills_the_same_table(digits_zoo, tmp_path):
     )
     assert driver.returncode == 0, driver.stderr
     tables = [pq.read_table(tmp_path / engine / "table1.parquet") for engine in ("local", "ray")]
-    assert tables[0].equals(tables[1])
-    assert tables[0]["value"].drop_null().length() >= 2, "some cells have enough networks"
+    assert tables[0].drop(["seconds"]).equals(tables[1].drop(["seconds"]))
+    assert tables[0]["tau"].drop_null().length() >= 2, "some cells have enough networks"
     texts = [(tmp_path / engine / "table1.md").read_text() for engine in ("local", "ray")]
     assert texts[0] == texts[1]
     said = json.loads(driver.stdout.splitlines()[-1])
@@ -162,7 +217,8 @@ def test_ray_fills_the_same_table(digits_zoo, tmp_path):
 @pytest.mark.usefixtures("no_ray_cluster")
 def test_no_cluster_is_one_clear_error(digits_zoo, tmp_path, monkeypatch):
     def fill(**options):
-        reproduce("table6", digits_zoo.path, tmp_path, seeds=[0], engine="ray", **options)
+        how = {"engine": "ray", **options}
+        reproduce("table6", digits_zoo.path, tmp_path, seeds=[0], how=how)
 
     with pytest.raises(RunError, match=r"no Ray cluster at 10\.0\.0\.1:1"):
         fill(address="10.0.0.1:1")

@@ -1,17 +1,26 @@
 """τ over 64, 128, … and all networks: its cells, the command on a real zoo, what is refused."""
 
+import hashlib
 import sys
 
 import pyarrow.parquet as pq
 import pytest
 
 from tnfn_command import as_json, assert_refused, printed
+from transformer_nfn import __version__
 from transformer_nfn.io.assets import resolve
+from transformer_nfn.paper.numbers import mean_text
 from transformer_nfn.paper.tables import reproduce, table_cells
+from transformer_nfn.prediction.metrics import standard_error
 from transformer_nfn.prediction.runs import RunRecord, read_predictions
 
 MODELS = ["statnn", "invariant_mlp"]
 SHORT = 2
+
+
+def file_sha(zoo):
+    digest = hashlib.sha256((zoo / "index.parquet").read_bytes()).hexdigest()
+    return hashlib.sha256(digest.encode()).hexdigest()
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +40,7 @@ def curve(zoo, tmp_path_factory):
 
 def test_numbers_double_from_64_and_end_with_all_for_every_model():
     cells = table_cells("learning-curve", "mnist", train=716)
-    sizes = {cell.column: cell.max_train for cell in cells}
+    sizes = {cell.column: cell.selection.max_train for cell in cells}
     assert sizes == {"64": 64, "128": 128, "256": 256, "512": 512, "all": None}
     assert list(sizes) == ["64", "128", "256", "512", "all"]
     for column in sizes:
@@ -45,26 +54,30 @@ def test_numbers_double_from_64_and_end_with_all_for_every_model():
         few = table_cells("learning-curve", "mnist", ["mlp"], train=train)
         assert [cell.column for cell in few] == columns
     chosen = table_cells("learning-curve", "mnist", ["mlp"], train=112, sizes=[100, 64])
-    assert [(cell.column, cell.max_train) for cell in chosen] == [("64", 64), ("100", 100)]
+    assert {cell.column: cell.selection.max_train for cell in chosen} == {"64": 64, "100": 100}
 
 
-def test_the_command_writes_table_and_figure(curve):
+def test_the_command_writes_table_and_figure(curve, zoo):
     out, printed, _ = curve
     for ending in ("md", "parquet", "png", "svg"):
         assert f"{out}/learning-curve.{ending}" in printed
     assert (out / "learning-curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     rows = pq.read_table(out / "learning-curve.parquet").to_pylist()
-    found = {(row["row"], row["column"]): row for row in rows}
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        found.setdefault((row["row"], row["column"]), []).append(row["tau"])
     assert set(found) == {(model, column) for model in MODELS for column in ("64", "all")}
-    assert [row["train"] for row in rows] == [64, 64, 112, 112]
-    assert all(row["seeds"] == 2 for row in rows)
-    assert all(-1 <= row["value"] <= 1 and row["error"] is not None for row in rows)
+    assert [row["train"] for row in rows] == [64] * 4 + [112] * 4
+    assert [row["seed"] for row in rows] == [0, 1] * 4
+    about = {(row["zoo_sha256"], row["device"], row["version"], row["split_seed"]) for row in rows}
+    assert about == {(file_sha(zoo), "cpu", __version__, None)}
+    assert {row["updates"] for row in rows} == {None, 2 * 64 // 16, 2 * 112 // 16}
     text = (out / "learning-curve.md").read_text()
     assert "| Model | 64 | All 112 |" in text
-    taus = [found["statnn", column] for column in ("64", "all")]
     line = next(line for line in text.splitlines() if line.startswith("| StatNN |"))
-    for tau in taus:
-        assert f"{tau['value']:.3f} ± {tau['error']:.3f}".replace("-", "−") in line
+    for column in ("64", "all"):
+        taus = found["statnn", column]
+        assert mean_text(sum(taus) / 2, standard_error(taus)) in line
 
 
 def test_every_number_is_measured_on_the_same_networks(curve):
@@ -94,7 +107,7 @@ def test_an_interrupted_curve_goes_on(zoo, tmp_path):
 
     how = dict(seeds=[0], epochs=SHORT, models=["statnn"])
     with pytest.raises(KeyboardInterrupt):
-        reproduce("learning-curve", zoo, tmp_path, progress=stop, **how)
+        reproduce("learning-curve", zoo, tmp_path, told=stop, **how)
     first = tmp_path / "cells" / "learning-curve-statnn-64" / "run.json"
     assert not (tmp_path / "learning-curve.md").exists()
     stamp = first.stat().st_mtime_ns
@@ -117,11 +130,11 @@ def test_sizes_that_cannot_be_are_refused(tmp_path):
     for message, *words in (
         ("at least 64 networks to train on, the training part of the zoo has 56",
          "learning-curve", "ag-news-sample"),
-        ("and less than the 112 networks", "learning-curve", "mnist-sample", "--sizes", "63"),
-        ("and less than the 112 networks", "learning-curve", "mnist-sample", "--sizes", "112"),
+        ("and at most the 112 networks", "learning-curve", "mnist-sample", "--sizes", "63"),
+        ("and at most the 112 networks", "learning-curve", "mnist-sample", "--sizes", "113"),
         ("whole numbers separated by commas, found '64,many'",
          "learning-curve", "mnist-sample", "--sizes", "64,many"),
-        ("--sizes is for learning-curve, table1 has none", "table1", "mnist-sample", "--sizes", 64),
+        ("learning-curve, targets, table1 has none", "table1", "mnist-sample", "--sizes", 64),
     ):  # fmt: skip
         assert_refused(message, "reproduce", *words, "--out", out)
     assert not out.exists()

@@ -6,12 +6,12 @@ from run_folders import write_run
 from tnfn_command import assert_refused
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.paper.numbers import PAPER_TABLES
+from transformer_nfn.paper.rows import result_rows
 from transformer_nfn.paper.table_text import (
     curve_lines,
     lay_out,
     markdown_table,
     mean_tau,
-    table_columns,
 )
 from transformer_nfn.paper.tables import table_cells
 from transformer_nfn.prediction.runs import RunError, RunRecord
@@ -98,7 +98,7 @@ def test_cells_under_old_numbers_are_refused_by_name(number, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     sentence = (
         f"'{folder / 'run.json'}': 'table.table' expected one of thresholds, components, channels, "
-        "parameters, augmentation, learning-curve, mixed, transfer, found "
+        "parameters, augmentation, learning-curve, mixed, targets, transfer, found "
         f"'table{number}': numbers of tables have changed, so reproduce it in a new folder"
     )
     for words in (
@@ -134,7 +134,7 @@ def test_largest_change_under_augmentation():
     assert view.ours["mlp", "change"].text == "−0.050"
     assert view.paper.cell("mlp", "change").text == "−0.049"
     assert view.paper.cell("transformer_nfn", "change").text == "+0.003"
-    assert "change" not in table_columns("table7", cells)["column"]
+    assert "change" not in result_rows(cells)["column"]
     (view,) = lay_out("table7", [*cells, record("augmentation", "mlp", "twice", 0.82)])
     assert view.ours["mlp", "change"].text == "−0.070", "counted from as many steps"
 
@@ -165,9 +165,9 @@ def test_learning_curve_has_rising_numbers_and_no_paper():
         "| MLP on invariants | – | – | – | **0.910 ± 0.010** |",
     ]
     assert "- MLP, 64: not enough networks: 2 in the test part" in text
-    columns = table_columns("learning-curve", cells)
-    assert columns["train"] == [1358, 1024, 128, 64, 1358]
-    assert columns["paper"] == [None] * 5
+    columns = result_rows(cells)
+    assert dict.fromkeys(columns["train"]) == dict.fromkeys([1358, 1024, 128, 64])
+    assert {*columns["paper"]} == {None}
 
 
 def test_lines_of_a_learning_curve_have_the_points_there_are():
@@ -208,6 +208,6 @@ def test_zoos_of_both_kinds_are_two_tables(table, row):
 
 def test_no_records_still_give_the_papers_table():
     assert "*0.905 ± 0.002*" in markdown_table("table1", [])
-    assert table_columns("table1", []) == {}
+    assert result_rows([]) == {}
     with pytest.raises(TransformerNFNError, match="there is no 'table9'"):
         markdown_table("table9", [])

@@ -31,9 +31,10 @@ from torch import nn
 from xgboost import XGBRegressor
 
 from tnfn_command import as_json, assert_refused, printed, tnfn
+from transformer_nfn.errors import SpaceError
 from transformer_nfn.models import Tabular, predictor
 from transformer_nfn.models.own_module import declared
-from transformer_nfn.models.predictor import find
+from transformer_nfn.models.predictor import find, names
 from transformer_nfn.prediction import train
 from transformer_nfn.prediction.experiment import train_run
 from transformer_nfn.prediction.predictors import (
@@ -388,6 +389,16 @@ def test_wrong_classes_are_one_sentence_each(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
         assert name in str(caught.value)
         assert not (out / "run.json").exists()
+
+
+@pytest.mark.parametrize("model", [name for name in names("built") if find(name).code is None])
+def test_options_that_a_predictor_does_not_take_are_one_sentence(
+    model: str, tmp_path: Path
+) -> None:
+    for option in ({"nonsense": 1}, {"hidden": "x"}, {"channels": [None]}, {"channels": 2.5}):
+        with pytest.raises((RunError, SpaceError)) as caught:
+            predictor_builder(model, parts().train, option)()
+        assert "\n" not in str(caught.value)
 
 
 def test_what_cannot_be_imported_is_one_sentence(tmp_path: Path) -> None:

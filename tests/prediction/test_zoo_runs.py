@@ -116,7 +116,8 @@ def test_a_damaged_file_of_a_run_is_refused_by_name(digits_zoo, run, tmp_path):
         ("evaluate", copy),
         ("evaluate", copy, digits_zoo.path),
         ("report", copy, "--out", tmp_path / "page.html"),
-        ("train", digits_zoo.path, "--model", "transformer_nfn", "--channels", 2, "--out", copy),
+        ("train", digits_zoo.path, "--model", "transformer_nfn", "--out", copy,
+         "--option", "channels=[2]"),
         ("reproduce", "transfer", copy, "--to", "mnist-sample", "--out", tmp_path / "out"),
     )
     for i, name in enumerate(files):
@@ -162,7 +163,8 @@ def test_folders_that_hold_no_run_are_explained(digits_zoo, run, tmp_path):
 
 @pytest.mark.nightly
 def test_a_training_killed_with_signal_9_ends_the_same(digits_zoo, tmp_path):
-    words = ["train", str(digits_zoo.path), "--model", "transformer_nfn", "--channels", "2"]
+    words = ["train", str(digits_zoo.path), "--model", "transformer_nfn"]
+    words += ["--option", "channels=[2]"]
     words += ["--seeds", "2", "--epochs", "12", "--device", "cpu", "--save-every", "0"]
 
     def command(out):

@@ -54,6 +54,13 @@ def whole_numbers(text: str, expected: str) -> list[int]:
         raise TransformerNFNError(f"{expected}, found '{text}'") from None
 
 
+def percent_of(text: str) -> int | None:
+    """The value of a `PercentOption`; None for all checkpoints."""
+    if text != "all" and not text.isdecimal():
+        raise TransformerNFNError(f"--percent expected a whole number or all, found '{text}'")
+    return None if text == "all" else int(text)
+
+
 def check_values(zoo: str, column: str, held: Set[Any], wanted: Sequence[Any]) -> None:
     """Reject values that a column of a zoo does not hold."""
     for value in wanted:
@@ -69,6 +76,13 @@ def check_values(zoo: str, column: str, held: Set[Any], wanted: Sequence[Any]) -
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+PercentOption = Annotated[
+    str, typer.Option(help="Which checkpoint of each run: 50, 75, 100, or all of them.")
+]
+SplitOption = Annotated[str, typer.Option(help="What stays in one part: a run, or a checkpoint.")]
+SplitSeedOption = Annotated[
+    int, typer.Option(min=0, help="Seed of the split into training, validation and test part.")
+]
 NETWORK = "A network: a .safetensors or .pt file, a folder, or a row of a zoo (ZOO#12)."
 NetworkArgument = Annotated[str, typer.Argument(help=NETWORK)]
 SeedOption = Annotated[

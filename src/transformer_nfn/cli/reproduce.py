@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,13 +12,31 @@ from rich.markdown import Markdown
 
 from transformer_nfn.cli.console import echo_json
 from transformer_nfn.cli.experiment_progress import trainings_bar
-from transformer_nfn.cli.options import DeviceOption, JsonOption, pick_device, whole_numbers
+from transformer_nfn.cli.options import (
+    DeviceOption,
+    JsonOption,
+    PercentOption,
+    SplitOption,
+    SplitSeedOption,
+    percent_of,
+    pick_device,
+    whole_numbers,
+)
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.paper.numbers import ALL_TABLES, LEARNING_CURVE, MIXED, TRANSFER, no_table
+from transformer_nfn.paper.numbers import (
+    ALL_TABLES,
+    LEARNING_CURVE,
+    MIXED,
+    TARGETS,
+    TRANSFER,
+    VARIANTS,
+    no_table,
+)
 
-WHAT = (*ALL_TABLES, TRANSFER, "figures")
-BY_MODEL = ("table1", "table2", "table7", LEARNING_CURVE.name)
+WHAT = (*ALL_TABLES, "figures")
+BY_MODEL = ("table1", "table2", "table7", LEARNING_CURVE.name, TARGETS.name)
 """Tables with a row for each model."""
+
 
 def zoo_or_run(given: Path | None) -> Path | None:
     """For an argument: the folder that a path, or the name of a zoo or predictor, stands for."""
@@ -44,9 +61,7 @@ def reproduce_command(
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds a cell.")] = 5,
     epochs: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=10**6, help="Of neural predictors (50, as in the paper; ours 30)."
-        ),
+        typer.Option(min=1, max=10**6, help="Of neural predictors (50, as in the paper; ours 30)."),
     ] = None,
     models: Annotated[
         str | None,
@@ -54,10 +69,17 @@ def reproduce_command(
             help="Only these, separated by commas (tables 1, 2 and 7, learning-curve, transfer)."
         ),
     ] = None,
-    percent: Annotated[int, typer.Option(help="Which checkpoint of each run.")] = 75,
+    percent: PercentOption = "75",
+    split: SplitOption = "run",
+    split_seed: SplitSeedOption = 0,
+    splits: Annotated[
+        int, typer.Option(min=1, max=1000, help="So many splits from --split-seed on.")
+    ] = 1,
     sizes: Annotated[
         str | None,
-        typer.Option(help="learning-curve: these numbers of networks, separated by commas."),
+        typer.Option(
+            help="learning-curve, targets: numbers of networks, or all, separated by commas."
+        ),
     ] = None,
     leave_out: Annotated[
         str | None,
@@ -67,7 +89,14 @@ def reproduce_command(
         list[Path] | None,
         typer.Option("--to", metavar="ZOO", help="transfer: another zoo, whose networks to rank."),
     ] = None,
+    target: Annotated[
+        str, typer.Option(metavar="COLUMN", help="learning-curve: what to predict.")
+    ] = "test_accuracy",
     device: DeviceOption = "auto",
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Cells to train side by side.")] = 1,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Begin no cell after so many minutes.")
+    ] = None,
     engine: Annotated[str, typer.Option(help="local, or ray: a cell a task.")] = "local",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster; none starts one.")] = None,
     as_json: JsonOption = False,
@@ -83,6 +112,7 @@ def reproduce_command(
       table6          numbers of parameters
       table7          augmentation by the group action
       learning-curve  all models trained on 64, 128, … networks and on all
+      targets         what can be read from weights besides accuracy
       mixed           τ on every size of a mixed zoo, and on sizes left out
       transfer        predictors of this zoo rank the networks of other zoos
       figures         histogram, scatter and τ by number of networks, from --out
@@ -94,6 +124,7 @@ def reproduce_command(
       tnfn reproduce table1 zoo --out results
       tnfn reproduce table1 mnist-sample --out results   # see `tnfn assets`
       tnfn reproduce table7 zoo --out results --models transformer_nfn,mlp
+      tnfn reproduce table1 zoo --out results --splits 5 --jobs 8 --minutes 25
       tnfn reproduce learning-curve zoo --out results --sizes 100,717
       tnfn reproduce mixed zoos/mixed --out results --leave-out w48-h4-d3
       tnfn reproduce transfer mnist-zoo --to fashion-zoo --out results
@@ -102,42 +133,62 @@ def reproduce_command(
     if what not in WHAT:
         raise no_table(what, WHAT)
     for option, value, tables in (
-        ("--to", to, (TRANSFER,)),
-        ("--sizes", sizes, (LEARNING_CURVE.name,)),
+        ("--to", to, (TRANSFER.name,)),
+        ("--sizes", sizes, (LEARNING_CURVE.name, TARGETS.name)),
         ("--leave-out", leave_out, (MIXED.name,)),
-        ("--models", models, (*BY_MODEL, TRANSFER)),
+        ("--models", models, (*BY_MODEL, TRANSFER.name)),
     ):
         if value and what not in tables:
             raise TransformerNFNError(f"{option} is for {', '.join(tables)}, {what} has none")
     if address and engine != "ray":
         raise TransformerNFNError("--address is for --engine ray")
-    if what == "figures":
-        from transformer_nfn.paper.figures import write_figures
+    if engine == "ray" and (jobs > 1 or minutes is not None):
+        raise TransformerNFNError("--jobs and --minutes are for --engine local")
+    if target != "test_accuracy" and what != LEARNING_CURVE.name:
+        raise TransformerNFNError(
+            f"--target is for {LEARNING_CURVE.name}, {what} is about accuracy"
+        )
+    on = pick_device(device)
+    from transformer_nfn.models.own_module import declared
+    from transformer_nfn.models.predictor import find
+    from transformer_nfn.paper.figures import check_matplotlib, learning_curve, write_figures
+    from transformer_nfn.paper.tables import reproduce, zoo_cells
 
+    if what == "figures":
         for path in write_figures(zoo, out):
             typer.echo(f"wrote {path}")
         return
     chosen = models.split(",") if models else None
-    training: dict[str, Any] = {
-        "seeds": list(range(seeds)),
-        "epochs": epochs,
-        "percent": percent,
-        "device": pick_device(device),
-    }
-    if what == TRANSFER:
-        results = _transfer(zoo, to or [], out, chosen, training, as_json)
-    else:
-        kinds = leave_out.split(",") if leave_out else None
+    kinds = leave_out.split(",") if leave_out else None
+    numbers: list[int | None] | None = None
+    if sizes is not None:
+        counted = [size for size in sizes.split(",") if size != "all"]
         expected = "--sizes must be whole numbers separated by commas"
-        numbers = None if sizes is None else whole_numbers(sizes, expected)
-        choice = {"models": chosen, "sizes": numbers, "leave_out": kinds}
-        training |= {"engine": engine, "address": address}
-        results = _table(what, zoo, out, choice, training, as_json)
-    drawn = []
+        numbers = [*whole_numbers(",".join(counted), expected)] if counted else []
+        numbers += [None] * ("all" in sizes.split(","))
+    choice: dict[str, Any] = {
+        "models": chosen, "sizes": numbers, "leave_out": kinds, "percent": percent_of(percent),
+        "split": split, "target": target,
+    }  # fmt: skip
+    training: dict[str, Any] = {
+        "seeds": range(seeds), "epochs": epochs, "to": to or [],
+        "splits": range(split_seed, split_seed + splits),
+        "how": {"device": on, "jobs": jobs, "minutes": minutes, "engine": engine,
+                "address": address},
+    }  # fmt: skip
+    for name in chosen or ():
+        if name not in VARIANTS:
+            find(declared(name))
+    total = splits * len(zoo_cells(what, zoo, **choice))
     if what == LEARNING_CURVE.name:
-        from transformer_nfn.paper.figures import learning_curve
+        check_matplotlib()
+    with trainings_bar(what, total, quiet=as_json) as report:
 
-        drawn = learning_curve(results, out / what)
+        def tell(cell: Any, line: dict[str, Any]) -> None:
+            report(f"{cell.row} · {cell.column}", line)
+
+        results = reproduce(what, zoo, out, told=tell, **choice, **training)
+    drawn = learning_curve(results, out / what) if what == LEARNING_CURVE.name else []
     if as_json:
         echo_json([asdict(result) for result in results])
         return
@@ -145,42 +196,6 @@ def reproduce_command(
     typer.echo(f"wrote {out}/{what}.md and {out}/{what}.parquet")
     for path in drawn:
         typer.echo(f"wrote {path}")
+    if (left := total - len(results)) > 0:
+        typer.echo(f"{left} cells are left for another call of the same command")
 
-
-def _table(
-    name: str, zoo: Path, out: Path, choice: dict[str, Any], training: dict[str, Any], quiet: bool
-) -> list[Any]:
-    """Records of all cells of a table, for a choice of models and sizes."""
-    from transformer_nfn.models.own_module import declared
-    from transformer_nfn.models.predictor import find
-    from transformer_nfn.paper.figures import check_matplotlib
-    from transformer_nfn.paper.tables import reproduce, zoo_cells
-
-    for model in choice["models"] or ():
-        find(declared(model))
-    total = len(zoo_cells(name, zoo, percent=training["percent"], **choice))
-    if name == LEARNING_CURVE.name:
-        check_matplotlib()
-    with trainings_bar(name, total, quiet=quiet) as report:
-
-        def tell(cell: Any, line: dict[str, Any]) -> None:
-            report(f"{cell.row} · {cell.column}", line)
-
-        return reproduce(name, zoo, out, progress=tell, **choice, **training)
-
-
-def _transfer(
-    home: Path,
-    targets: Sequence[Path],
-    out: Path,
-    learners: Sequence[str] | None,
-    training: dict[str, Any],
-    quiet: bool,
-) -> list[Any]:
-    """Predictors of one task's networks rank those of another's."""
-    from transformer_nfn.io.assets import resolve
-    from transformer_nfn.paper.transfer import LEARNERS, transfer
-
-    zoos = [resolve(path, "zoo") for path in targets]
-    with trainings_bar(TRANSFER, len(learners or LEARNERS), quiet=quiet) as report:
-        return transfer(home, zoos, out, learners=learners, progress=report, **training)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,9 +23,13 @@ from transformer_nfn.cli.options import (
     DeviceOption,
     FamilyOption,
     JsonOption,
+    PercentOption,
     SetOption,
+    SplitOption,
+    SplitSeedOption,
     named,
     open_options,
+    percent_of,
     pick_device,
 )
 from transformer_nfn.errors import TransformerNFNError
@@ -87,13 +90,9 @@ def train_command(
         int | None, typer.Option(min=1, max=10**6, help="Networks per step (by model).")
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Highest learning rate (by model).")] = None,
-    channels: Annotated[
-        str | None, typer.Option(help="Channels of Transformer-NFN's layers, such as 10 or 10,10.")
-    ] = None,
-    percent: Annotated[int, typer.Option(help="Which checkpoint of each run: 50, 75, 100.")] = 75,
-    split_seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the split into training, validation and test part.")
-    ] = 0,
+    percent: PercentOption = "75",
+    split: SplitOption = "run",
+    split_seed: SplitSeedOption = 0,
     damaged: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Damaged copies, from `tnfn zoo damage`."),
@@ -146,6 +145,8 @@ def train_command(
 
       tnfn train zoo --model own.py:SetEncoder --option width=128 --out run
 
+      tnfn train zoo --model transformer_nfn --option "channels=[10, 10]" --out run
+
       tnfn train mnist-sample --out run   # by name, see `tnfn assets`
     """
     from transformer_nfn.prediction.api import train
@@ -165,9 +166,10 @@ def train_command(
             model,
             out=out,
             seeds=seeds,
-            options=_options(options or [], channels),
+            options=_options(options or []),
             target=target,
-            percent=percent,
+            percent=percent_of(percent),
+            split=split,
             split_seed=split_seed,
             min_accuracy=min_accuracy,
             leave_out=() if leave_out is None else leave_out.split(","),
@@ -183,9 +185,9 @@ def train_command(
     _show(run.record, out, as_json)
 
 
-def _options(pairs: list[str], channels: str | None) -> dict[str, Any]:
+def _options(pairs: list[str]) -> dict[str, Any]:
     """Options of a predictor from ``NAME=VALUE``, values as JSON or else as text."""
-    found: dict[str, Any] = {} if channels is None else {"channels": _channels(channels)}
+    found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name.isidentifier():
@@ -195,15 +197,6 @@ def _options(pairs: list[str], channels: str | None) -> dict[str, Any]:
         except ValueError:
             found[name] = text
     return found
-
-
-def _channels(text: str) -> list[int]:
-    words = text.split(",")
-    if not all(re.fullmatch(r"\s*[0-9]{1,4}\s*", word) and int(word) for word in words):
-        raise TransformerNFNError(
-            f"--channels must look like 10 or 10,10, each from 1 to 9999, found '{text}'"
-        )
-    return [int(word) for word in words]
 
 
 def _show(record: Any, out: Path, as_json: bool) -> None:
@@ -231,7 +224,7 @@ def evaluate_command(
         ),
     ] = None,
     min_accuracy: Annotated[float, typer.Option(help="Only networks this accurate.")] = 0.0,
-    percent: Annotated[int, typer.Option(help="Which checkpoint of each run.")] = 75,
+    percent: PercentOption = "75",
     device: DeviceOption = "auto",
     batch: BatchOption = 512,
     trust: TrustOption = False,
@@ -264,7 +257,7 @@ def evaluate_command(
 
     with networks_bar("evaluate", quiet=as_json) as report:
         scores = evaluate(
-            run, zoo, percent=percent, min_accuracy=min_accuracy,
+            run, zoo, percent=percent_of(percent), min_accuracy=min_accuracy,
             device=pick_device(device), batch=batch, report=report, trust=trust, model=model,
         )  # fmt: skip
     if as_json:

@@ -100,6 +100,7 @@ class ProbeGen(TaskReader):
         channels: of the generator's last convolution but one.
         hidden: width of the MLP.
         layers: linear layers of the MLP.
+        more: further sizes of a subclass.
     """
 
     reads = OUTPUTS
@@ -120,11 +121,11 @@ class ProbeGen(TaskReader):
         channels: int = 16,
         hidden: int = 256,
         layers: int = 6,
-        **more: int,
+        more: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(
             space, images, tokens=tokens, width=width, classes=classes, probes=probes,
-            latent=latent, channels=channels, hidden=hidden, layers=layers, **more,
+            latent=latent, channels=channels, hidden=hidden, layers=layers, **(more or {}),
         )  # fmt: skip
         self.generator = ProbeGenerator(
             probes, tokens, width, images=images, latent=latent, channels=channels
@@ -162,7 +163,7 @@ class HiddenProbe(ProbeGen):
     title = "After HiddenProbe"
 
     def __init__(self, *arguments: Any, codes: int = 24, **options: Any) -> None:
-        super().__init__(*arguments, codes=codes, **options)
+        super().__init__(*arguments, more={"codes": codes}, **options)
         responses = self._config["probes"] * self._config["tokens"]
         self.encoder = nn.Parameter(torch.randn(codes, responses) / responses**0.5)
 

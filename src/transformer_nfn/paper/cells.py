@@ -1,21 +1,25 @@
-"""Cells of a table: a model on a choice of networks, trained here or on a Ray cluster.
+"""Cells of tables: predictors on choices of networks, trained side by side.
 
-On a cluster workers read the zoo and write their cells themselves, so both folders must be on a
-disk that every node sees. A worker that dies is replaced and resumes from its saved state.
+Each cell is a run folder. A cell that is finished is read, one that was interrupted is resumed, so
+a list of cells can be filled in several calls, on several machines that share a disk.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from transformer_nfn.models import map_network
+from transformer_nfn.models.own_module import declared
 from transformer_nfn.models.predictor import Predictor, find
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.prediction.data import (
@@ -30,31 +34,36 @@ from transformer_nfn.prediction.data import (
 from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.predictors import predictor_builder
 from transformer_nfn.prediction.protocol import Protocol
-from transformer_nfn.prediction.runs import RunError, RunRecord
+from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
 from transformer_nfn.prediction.training import Execution
+from transformer_nfn.processes import worker_pool
 from transformer_nfn.ray_cluster import one_core_task, ray_cluster, task_result
-from transformer_nfn.zoo import open_task_zoo
+from transformer_nfn.zoo import ModelZoo, open_zoo
 
 NOT_ENOUGH = "not enough networks"
 RETRIES = 2
 MAX_CONDITION = 1e4
 TEST_PART = 2
 """Seed of the group elements of test networks; those of the other parts are 0 and 1."""
+LIBRARIES = ("transformer_nfn.prediction.experiment",)
+Told = Callable[["Cell", dict[str, Any]], None]
+"""Called with a cell and its events, of which the last has its ``result``."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table: a model on a choice of networks.
+    """One cell of a table: a predictor on a choice of networks.
 
     Attributes:
         topic, row, column: its place: topic of the table, and the keys of row and column.
         model: name of the predictor.
-        options: options of the model.
-        min_accuracy: smallest accuracy of a network.
+        options: of the predictor.
+        selection: which networks of the zoo; with ``all_checkpoints`` predictors that use other
+            checkpoints of the training runs are given these.
         bound: bound on the entries of the augmenting group elements; 0 for every network twice
             unchanged, None for no augmentation.
-        max_train: most networks to train on; None for all.
-        leave_out: sizes of a mixed zoo that are left out of training.
+        seeds: of the predictor.
+        epochs: in place of the predictor's own.
         trained: False where the cell only counts parameters.
         keep: whether its predictors are kept.
     """
@@ -63,36 +72,37 @@ class Cell:
     row: str
     column: str
     model: str
-    options: dict[str, Any] = field(default_factory=dict)
-    min_accuracy: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    selection: Selection = field(default_factory=lambda: Selection(all_checkpoints=True))
     bound: float | None = None
-    max_train: int | None = None
-    leave_out: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    epochs: int | None = None
     trained: bool = True
     keep: bool = False
 
-    def selection(self, percent: int | None) -> Selection:
-        """The networks that it uses."""
-        return Selection(
-            percent,
-            self.min_accuracy,
-            max_train=self.max_train,
-            all_checkpoints=find(self.model).every_checkpoint,
-            leave_out=self.leave_out,
-        )
+    def with_selection(self, **changes: Any) -> Cell:
+        """The same predictor on other networks."""
+        return replace(self, selection=replace(self.selection, **changes))
+
+    @property
+    def networks(self) -> Selection:
+        """Networks that the predictor reads."""
+        every = self.selection.all_checkpoints and find(self.model).every_checkpoint
+        return replace(self.selection, all_checkpoints=every)
 
     @property
     def folder(self) -> str:
         """Name of its run folder."""
-        words = f"{self.topic}-{self.row}-{self.column}".replace("+", "-").replace(" ", "")
+        split = f"-split{self.selection.split_seed}" if self.selection.split_seed else ""
+        words = f"{self.topic}-{self.row}-{self.column}{split}".replace("+", "-").replace(" ", "")
         return re.sub(r"[^\w.-]", "_", words)
 
 
 def cell_networks(
-    path: Path, selection: Selection, bound: float | None, device: str
+    path: Path, selection: Selection, bound: float | None, model: str, device: str
 ) -> Parts | SizeGroups:
     """The networks of a cell, on the device."""
-    parts = load_networks(open_task_zoo(path), selection)
+    parts = load_networks(open_zoo(path), selection, model)
     if bound is not None and isinstance(parts, Parts):
         parts = augmented(parts, bound)
     return parts.to(device)
@@ -103,33 +113,37 @@ def fill_cell(
     cell: Cell,
     out: Path,
     *,
-    seeds: list[int],
-    epochs: int | None,
-    percent: int | None,
-    device: str,
+    device: str = "cpu",
     read: Callable[..., Parts | SizeGroups] = cell_networks,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> RunRecord:
     """Train and measure one cell, or read it if it is finished.
 
     Args:
+        zoo_path: of the zoo.
+        cell: to fill.
+        out: folder of all cells.
+        device: to train on.
         read: `cell_networks`, or a cached form of it, so that cells of a column read once.
+        report: progress callback.
     """
-    protocol = Protocol.of(cell.model, epochs)
+    declared(cell.model)  # in a process of its own nobody has imported a user's class
+    zoo = open_zoo(zoo_path)
+    about, chosen, protocol = describe_zoo(zoo), cell.networks, Protocol.of(cell.model, cell.epochs)
     folder = out / "cells" / cell.folder
     table = {"table": cell.topic, "row": cell.row, "column": cell.column}
-    about = describe_zoo(open_task_zoo(zoo_path))
-    chosen = cell.selection(percent)
     selection = chosen.to_json(augment=cell.bound)
     untrained = RunRecord(cell.model, about, selection, protocol.to_json(), table=table)
     try:
-        parts = read(zoo_path, chosen, cell.bound, device)
+        # What built networks are read for does not depend on the predictor: all share them.
+        reader = cell.model if isinstance(zoo, ModelZoo) else ""
+        parts = read(zoo_path, chosen, cell.bound, reader, device)
     except RunError as error:
         if not str(error).startswith(NOT_ENOUGH):
             raise
         return replace(untrained, status=str(error)).write(folder)
     if not cell.trained:
-        model = predictor_builder(cell.model, SizeGroups.of(parts).train[0], cell.options)()
+        model = predictor_builder(cell.model, SizeGroups.of(parts).train[0], dict(cell.options))()
         return replace(untrained, num_parameters=model.num_parameters).write(folder)
 
     def measure(predictors: list[Predictor]) -> dict[str, Any]:
@@ -140,32 +154,106 @@ def fill_cell(
     return train_run(
         about,
         parts,
-        Experiment(cell.model, seeds, protocol, cell.options, selection, table, keep=cell.keep),
+        Experiment(cell.model, cell.seeds, protocol, cell.options, selection, table, cell.keep),
         folder,
         measure=measure,
         execution=Execution(report=report),
     )
 
 
-def fill_cells_on_ray(
+def fill_cells(
     zoo_path: Path,
     cells: Sequence[Cell],
     out: Path,
-    how: dict[str, Any],
     *,
+    device: str = "cpu",
+    jobs: int = 1,
+    minutes: float | None = None,
+    engine: str = "local",
     address: str | None = None,
-) -> Iterator[tuple[Cell, RunRecord]]:
-    """Fill every cell, as many at once as the cluster has room for; as they are finished.
+    told: Told | None = None,
+) -> list[RunRecord]:
+    """Fill every cell; records in the order of the cells, without those left for want of time.
 
     Args:
-        zoo_path, cells, out: see `fill_cell`.
-        how: its other arguments.
-        address: address of the cluster; None starts one on this machine, unless Ray runs already.
+        zoo_path: of the zoo.
+        cells: to fill.
+        out: folder of all cells.
+        device: to train on.
+        jobs: cells at a time, on one GPU or on cores; each in a process of its own if several.
+        minutes: after which no other cell is begun.
+        engine: ``local``, or ``ray`` for a task a cell on a cluster.
+        address: of the Ray cluster; None starts one here.
+        told: progress callback.
     """
+    if engine not in ("local", "ray"):
+        raise RunError(f"engine must be 'local' or 'ray', found '{engine}'")
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    found: dict[str, RunRecord] = {}
+    if engine == "ray":
+        filled = _on_ray(zoo_path, cells, out, device, address)
+    elif jobs == 1:
+        filled = _here(zoo_path, cells, out, device, end, told)
+    else:
+        filled = _side_by_side(zoo_path, cells, out, device, end, jobs)
+    for cell, record in filled:
+        found[cell.folder] = record
+        if told is not None:
+            tau = f"τ {record.summary['tau']:.3f}" if "tau" in record.summary else record.status
+            told(cell, {"result": tau})
+    return [found[cell.folder] for cell in cells if cell.folder in found]
+
+
+def _may_begin(cell: Cell, out: Path, end: float | None) -> bool:
+    """Whether there is time for a cell, or it is there already."""
+    return (
+        end is None or time.monotonic() < end or (out / "cells" / cell.folder / RUN_FILE).is_file()
+    )
+
+
+Filled = Iterator[tuple[Cell, RunRecord]]
+
+
+def _here(
+    zoo_path: Path, cells: Sequence[Cell], out: Path, device: str, end: float | None,
+    told: Told | None,
+) -> Filled:  # fmt: skip
+    read = lru_cache(maxsize=1)(cell_networks)
+    for cell in cells:
+        if _may_begin(cell, out, end):
+            report = None if told is None else partial(told, cell)
+            yield cell, fill_cell(zoo_path, cell, out, device=device, read=read, report=report)
+
+
+def _side_by_side(
+    zoo_path: Path, cells: Sequence[Cell], out: Path, device: str, end: float | None, jobs: int
+) -> Filled:
+    with worker_pool(LIBRARIES, jobs) as pool:
+        if pool is None:
+            yield from _here(zoo_path, cells, out, device, end, None)
+            return
+        waiting = {
+            pool.submit(_fill_in_time, zoo_path, cell, out, device, end): cell for cell in cells
+        }
+        for done in as_completed(waiting):
+            if (record := done.result()) is not None:
+                yield waiting[done], record
+
+
+def _fill_in_time(
+    zoo_path: Path, cell: Cell, out: Path, device: str, end: float | None
+) -> RunRecord | None:
+    return fill_cell(zoo_path, cell, out, device=device) if _may_begin(cell, out, end) else None
+
+
+def _on_ray(
+    zoo_path: Path, cells: Sequence[Cell], out: Path, device: str, address: str | None
+) -> Filled:
+    """As many at once as the cluster has room for; a worker that dies is replaced and resumes."""
     with ray_cluster(address, RunError) as ray:
-        task = one_core_task(ray, fill_cell, int("cuda" in how["device"]), RETRIES)
+        task = one_core_task(ray, fill_cell, int("cuda" in device), RETRIES)
         where = zoo_path.resolve(), out.resolve()
-        waiting = {task.remote(where[0], cell, where[1], **how): cell for cell in cells}
+        waiting = {task.remote(where[0], cell, where[1], device=device): cell for cell in cells}
         while waiting:
             (done,), _ = ray.wait(list(waiting), num_returns=1)
             cell = waiting.pop(done)

@@ -45,7 +45,7 @@ from transformer_nfn.prediction.target import ACCURACY_COLUMN, Target
 ABOUT = "reports are about accuracies, which are numbers from 0 to 1 in a column named so"
 """Why a run may be left out."""
 # Tables whose cells change the predictor itself are never compared.
-_VARIANTS = (TABLE_3.topic, TABLE_5.topic, TABLE_6.topic, TRANSFER)
+_VARIANTS = (TABLE_3.topic, TABLE_5.topic, TABLE_6.topic, TRANSFER.topic)
 _NEEDED = ("seed", "split", "row", "accuracy", "predicted")
 # A predictor may leave the range of accuracies, though not by far.
 _FAR = (-1000.0, 1000.0)

@@ -58,7 +58,7 @@ class PaperTable:
     """One table of the paper, or like the paper's.
 
     Attributes:
-        name: ``table1`` to ``table7``, ``learning-curve`` or ``mixed``, as in ``tnfn reproduce``.
+        name: ``table1`` to ``table7``, ``learning-curve`` and others, as in ``tnfn reproduce``.
         topic: what records of its cells are filed under.
         title: caption of the table.
         columns: key and label of each column, in order.
@@ -304,12 +304,46 @@ MIXED = PaperTable(
     note="A kind left out of training is tested on with all its networks, and its intervals are "
     "the widened ones that tnfn predict gives for sizes never seen.",
 )
+TARGETS = PaperTable(
+    name="targets",
+    topic="targets",
+    title="What weights say of a network: Kendall’s τ, of classes AUROC",
+    corner="Target",
+    quantity="tau of a target",
+)
+HOME = "home"
+TRANSFER = PaperTable(
+    name="transfer",
+    topic="transfer",
+    title="Kendall’s τ of predictors on the networks of other zoos",
+    columns={HOME: "at home"},
+    together=True,
+    note="Only the order counts; accuracies of different tasks are not comparable.",
+)
 ALL_TABLES: Mapping[str, PaperTable] = {
-    **PAPER_TABLES, LEARNING_CURVE.name: LEARNING_CURVE, MIXED.name: MIXED
+    **PAPER_TABLES, LEARNING_CURVE.name: LEARNING_CURVE, MIXED.name: MIXED,
+    TARGETS.name: TARGETS, TRANSFER.name: TRANSFER,
 }  # fmt: skip
-TRANSFER = "transfer"
-"""Topic and file name of the table of `paper.transfer`, which is laid out there."""
-TOPICS = (*dict.fromkeys(table.topic for table in ALL_TABLES.values()), TRANSFER)
+ONE_CHECKPOINT = "whole_network:one"
+VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "whole_network:invariants": ("Whole network, invariants alone", {"probes": 0}),
+    "whole_network:probes": ("Whole network, probes alone", {"invariants": 0}),  # of checkpoints
+    # Given the checkpoint that its rivals read, and no others of the training runs.
+    ONE_CHECKPOINT: ("Whole network, one checkpoint a run", {}),
+    "invariant_boosting:whole": ("Boosting on whole invariants", {"whole": True}),
+    "invariant_mlp:whole": ("MLP on whole invariants", {"whole": True}),
+}
+"""Label and options of the predictors that rows can name besides those by default."""
+
+
+def row_name(row: str) -> str:
+    """Label of a row: of one of `VARIANTS`, of a predictor, or the key itself."""
+    from transformer_nfn.models.predictor import model_name  # imports PyTorch
+
+    return VARIANTS[row][0] if row in VARIANTS else model_name(row)
+
+
+TOPICS = tuple(dict.fromkeys(table.topic for table in ALL_TABLES.values()))
 
 
 def table_named(name: str) -> PaperTable:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from transformer_nfn.known_tasks import seeds_text, task_title
-from transformer_nfn.models.predictor import model_name, model_place
+from transformer_nfn.models.predictor import model_place
 from transformer_nfn.paper.numbers import (
     ALL_KINDS,
     CHANGE,
@@ -29,9 +29,11 @@ from transformer_nfn.paper.numbers import (
     PaperTable,
     largest_change,
     mean_text,
+    row_name,
     table_named,
     table_of,
 )
+from transformer_nfn.prediction.metrics import standard_error
 from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RUN_FILE, RunError, RunRecord
 
 ALL_NETWORKS = "all"
@@ -47,11 +49,19 @@ class OurCell:
     value: float | None
     error: float | None
     text: str
+    together: float | None = None
+    """τ of the mean over the seeds; None for one seed."""
 
-    @property
-    def together(self) -> float | None:
-        """τ of the mean over the seeds; None for one seed."""
-        return seeds_together(self.record)
+    @staticmethod
+    def over_splits(cells: Sequence[OurCell]) -> OurCell:
+        """Mean over splits of the zoo, and its standard error; a single one as it is."""
+        values = [cell.value for cell in cells if cell.value is not None]
+        if len(values) < 2 or len({*values}) == 1:
+            return next((cell for cell in cells if cell.value is not None), cells[0])
+        value, error = float(np.mean(values)), standard_error(values)
+        together = [cell.together for cell in cells if cell.together is not None]
+        both = float(np.mean(together)) if len(together) == len(cells) else None
+        return OurCell(cells[0].record, value, error, mean_text(value, error), both)
 
     @property
     def reason(self) -> str | None:
@@ -125,11 +135,12 @@ def check_topic(record: RunRecord, folder: Path) -> None:
 def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
     """Sort the records of one table into its cells; one table per zoo, unless columns are tasks.
 
-    Zoos with one seed for all and with a seed each never share a table of τ. Where two records
-    claim one cell, the later one is shown.
+    Zoos with one seed for all and with a seed each never share a table of τ. Splits of a zoo share
+    a cell. Where two records claim one cell of one split, the later one is shown.
     """
     paper = table_named(name)
     views: dict[str, TableView] = {}
+    found: dict[tuple[str, str, str], dict[int, OurCell]] = {}
     for record in records:
         if table_of(place(record)[0], record.zoo.get("task")) is not paper:
             continue
@@ -138,9 +149,13 @@ def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
             zoo = (zoo_seeds(record) or "") if paper.quantity == "tau" else ""
         view = views.setdefault(zoo, _empty(paper, zoo))
         for row, column, cell in _cells_of(paper, record):
-            view.rows.setdefault(row, model_name(row))
-            view.columns.setdefault(column, task_title(column))
-            view.ours[row, column] = cell
+            view.rows.setdefault(row, row_name(row))
+            label = task_title(column)
+            view.columns.setdefault(column, row_name(column) if label == column else label)
+            split = record.selection.get("split_seed", 0)
+            found.setdefault((zoo, row, column), {})[split] = cell
+    for (zoo, row, column), cells in found.items():
+        views[zoo].ours[row, column] = OurCell.over_splits([*cells.values()])
     for view in views.values():
         if paper.by_task:
             labels = dict.fromkeys(zoo_label(cell.record) for cell in view.ours.values())
@@ -208,42 +223,6 @@ def markdown_table(name: str, records: list[RunRecord]) -> str:
     return "\n".join(_markdown(view) for view in lay_out(name, records))
 
 
-def table_columns(name: str, records: list[RunRecord]) -> dict[str, list[Any]]:
-    """The cells of a table in long form: ours, the paper's, and numbers of networks and seeds."""
-    columns: dict[str, list[Any]] = {}
-    for view in lay_out(name, records):
-        for (row, column), cell in view.ours.items():
-            if column == CHANGE:
-                continue
-            record, paper = cell.record, view.paper.cell(row, column)
-            entry: dict[str, Any] = {
-                "table": view.paper.topic,
-                "task": record.zoo.get("task"),
-                "zoo": record.zoo.get("name"),
-                "zoo_seeds": zoo_seeds(record),
-                "row": row,
-                "column": column,
-                "value": cell.value,
-                "error": cell.error,
-                "together": cell.together,
-                "paper": paper.value if paper else None,
-                "paper_error": paper.error if paper else None,
-                "r2": record.summary.get("r2"),
-                "mae": record.summary.get("mae"),
-                "coverage": record.summary.get("coverage"),
-                "parameters": record.num_parameters,
-                "seeds": len(record.seeds),
-                **{part: record.selection.get(part) for part in ("train", "val", "test")},
-                "status": record.status,
-            }
-            if view.paper is TABLE_7:
-                apart = _agreement(record)
-                entry |= {f"agreement_{d}": apart.get(d) for d in ("float32", "float64")}
-            for key, value in entry.items():
-                columns.setdefault(key, []).append(value)
-    return columns
-
-
 def _empty(paper: PaperTable, zoo: str) -> TableView:
     return TableView(paper, zoo, dict(paper.rows), dict(paper.columns))
 
@@ -292,7 +271,11 @@ def place(record: RunRecord) -> tuple[str, str, str]:
 
 
 def _tau_cell(record: RunRecord) -> OurCell:
-    return OurCell(record, *mean_tau(record), mean_text(*mean_tau(record)))
+    if "auroc" in record.summary:
+        auroc = finite(record.summary["auroc"])
+        return OurCell(record, auroc, None, f"AUROC {mean_text(auroc)}")
+    tau = mean_tau(record)
+    return OurCell(record, *tau, mean_text(*tau), seeds_together(record))
 
 
 def _count_cell(record: RunRecord, count: int | None) -> OurCell:
@@ -326,7 +309,8 @@ def _add_changes(view: TableView) -> None:
 
 def _arrange_curve(view: TableView) -> None:
     """Models in a fixed order, ascending numbers of networks, and the number behind "all"."""
-    view.rows = {row: view.rows[row] for row in sorted(view.rows, key=model_place)}
+    rows = sorted(view.rows, key=lambda row: model_place(row.partition(":")[0]))
+    view.rows = {row: view.rows[row] for row in rows}
     sizes = {n: int(n) if n.isdecimal() else float("inf") for n in view.columns}
     view.columns = {
         n: f"{size:,}" if n.isdecimal() else n.capitalize()

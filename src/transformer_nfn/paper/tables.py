@@ -2,77 +2,135 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformer_nfn.io.files import write_parquet, write_text
 from transformer_nfn.known_tasks import KNOWN_TASKS, task_title
-from transformer_nfn.paper.cells import Cell, cell_networks, fill_cell, fill_cells_on_ray
+from transformer_nfn.paper.cells import Cell, Told, fill_cells
 from transformer_nfn.paper.numbers import (
     ALL_KINDS,
+    HOME,
     INVARIANTS,
     LEARNING_CURVE,
     LEFT_OUT,
     MIXED,
+    ONE_CHECKPOINT,
     TABLE_1,
     TABLE_2,
     TABLE_3,
     TABLE_5,
     TABLE_6,
     TABLE_7,
+    TARGETS,
+    TRANSFER,
+    VARIANTS,
     WHOLE,
     table_named,
     table_of,
 )
-from transformer_nfn.paper.table_text import (
-    ALL_NETWORKS,
-    check_topic,
-    markdown_table,
-    table_columns,
-)
-from transformer_nfn.prediction.data import PERCENT, count_training
-from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
+from transformer_nfn.paper.rows import result_rows
+from transformer_nfn.paper.table_text import ALL_NETWORKS, check_topic, markdown_table
+from transformer_nfn.paper.transfer import other_zoos, transferred
+from transformer_nfn.prediction.data import PERCENT, Selection, count_training
+from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord, find_runs
+from transformer_nfn.prediction.target import Target, target_columns, target_values
+from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo, open_zoo
 from transformer_nfn.zoo.store import check_outside_zoos
 
 PAPER_MODELS = ("xgboost", "lightgbm", "random_forest", "mlp", "statnn", "transformer_nfn")
 EXTRA_MODELS = ("invariant_boosting", "invariant_mlp", "whole_network")
+TRANSFERRED = ("whole_network:invariants", "invariant_boosting:whole", "invariant_mlp:whole")
+"""Predictors that read networks of any patch, number of tokens and classes."""
 SMALLEST = 64
 """Fewest training networks of a learning curve."""
 
-Progress = Callable[[Cell, dict[str, Any]], None]
+
+def model_cell(topic: str, row: str, column: str, **facts: Any) -> Cell:
+    """A cell of the predictor that the key of its row names, one of `VARIANTS` or a model."""
+    if row not in VARIANTS:
+        return Cell(topic, row, column, row, **facts)
+    cell = Cell(topic, row, column, row.partition(":")[0], VARIANTS[row][1], **facts)
+    return cell.with_selection(all_checkpoints=row != ONE_CHECKPOINT)
 
 
 def zoo_cells(
     name: str,
     zoo_path: Path,
     models: Iterable[str] | None = None,
-    percent: int | None = PERCENT,
-    sizes: Sequence[int] | None = None,
+    sizes: Sequence[int | None] | None = None,
     leave_out: Sequence[str] | None = None,
+    **selection: Any,
 ) -> list[Cell]:
     """The cells of a table for a zoo, see `table_cells`.
 
     Of a mixed zoo: all sizes, invariants alone, and sizes left out.
-    """
-    from transformer_nfn.zoo import MixedZoo, Zoo
 
-    if table_named(name) is MIXED:
-        weights = {n: zoo.sizes.num_weights for n, zoo in MixedZoo.open(zoo_path).zoos.items()}
+    Args:
+        name: see `table_cells`.
+        zoo_path: of the zoo; for ``transfer`` there are no cells of a folder of runs.
+        models: see `table_cells`.
+        sizes: see `table_cells`.
+        leave_out: sizes left out in turn.
+        selection: fields of the `Selection` of all cells.
+    """
+    table = table_named(name)
+    if table is TRANSFER and not (zoo_path / "zoo.json").is_file():
+        return []
+    zoo = open_zoo(zoo_path)
+    if (table is MIXED) is not isinstance(zoo, MixedZoo):
+        kinds = "a mixed zoo", "networks of one size"
+        expected, found = kinds if table is MIXED else kinds[::-1]
+        raise RunError(f"{name} is about {expected}, '{zoo.path}' holds {found}")
+    if isinstance(zoo, MixedZoo):
+        weights = {n: each.sizes.num_weights for n, each in zoo.zoos.items()}
         topic, model = MIXED.topic, "whole_network"
-        return [
+        cells = [
             Cell(topic, ALL_KINDS, WHOLE, model),
             Cell(topic, ALL_KINDS, INVARIANTS, model, {"probes": 0}),
-            *(
-                Cell(topic, kind, LEFT_OUT, model, leave_out=(kind,))
-                for kind in kinds_to_leave_out(weights, leave_out)
-            ),
         ]
-    zoo = Zoo.open(zoo_path)
-    train = count_training(zoo, percent=percent) if name == LEARNING_CURVE.name else 0
-    return table_cells(name, zoo.task, models, train, sizes)
+        for kind in kinds_to_leave_out(weights, leave_out):
+            cell = Cell(topic, kind, LEFT_OUT, model)
+            cells.append(cell.with_selection(leave_out=(kind,)))
+    else:
+        if isinstance(zoo, ModelZoo):
+            if table not in (LEARNING_CURVE, TARGETS):
+                raise RunError(
+                    f"'{zoo.path}' holds checkpoints of any family: {LEARNING_CURVE.name} and "
+                    f"{TARGETS.name} are the tables for them"
+                )
+            selection["percent"] = None
+        if table is TARGETS:
+            return [
+                cell.with_selection(**{**selection, "target": column, "max_train": size})
+                for column in _learnable(zoo, Selection(**selection))
+                for cell in _cells_by_model(column, models)
+                for size in sizes or (None,)
+            ]
+        curve = table is LEARNING_CURVE
+        train = count_training(zoo, Selection(**selection)) if curve else 0
+        cells = table_cells(name, zoo.task, models, train, sizes)
+    return [cell.with_selection(**selection) for cell in cells]
+
+
+def _cells_by_model(row: str, models: Iterable[str] | None) -> list[Cell]:
+    chosen = ("whole_network", "invariant_mlp") if models is None else models
+    return [replace(model_cell(TARGETS.topic, model, model), row=row) for model in chosen]
+
+
+def _learnable(zoo: Zoo | ModelZoo, selection: Selection) -> list[str]:
+    """Columns of a zoo that say how its networks were trained, and what came of it."""
+    found = []
+    for column in target_columns(zoo):
+        with contextlib.suppress(RunError):  # one value only, a class of one network
+            rows = replace(selection, target=column).rows(zoo)
+            Target.of(column, target_values(zoo, column, rows))
+            found.append(column)
+    return [column for column in found if column not in ("seed", "percent", "best", "run")]
 
 
 def table_cells(
@@ -80,7 +138,7 @@ def table_cells(
     task: str,
     models: Iterable[str] | None = None,
     train: int = 0,
-    sizes: Sequence[int] | None = None,
+    sizes: Sequence[int | None] | None = None,
 ) -> list[Cell]:
     """The cells of a table for a zoo of this task.
 
@@ -104,7 +162,9 @@ def table_cells(
     text = task in KNOWN_TASKS and not KNOWN_TASKS[task].patch
     if table in (TABLE_1, TABLE_2):
         return [
-            Cell(topic, model, column, model, min_accuracy=float(column.replace("all", "0")))
+            model_cell(topic, model, column).with_selection(
+                min_accuracy=float(column.replace("all", "0"))
+            )
             for column in table.columns
             for model in chosen
         ]
@@ -119,46 +179,51 @@ def table_cells(
             Cell(topic, row, "tau", "transformer_nfn", {"channels": json.loads(row)})
             for row in table.rows
         ]
+    if table is TRANSFER:
+        learners = (*PAPER_MODELS, *EXTRA_MODELS, *TRANSFERRED) if models is None else models
+        return [model_cell(topic, row, HOME, keep=True) for row in learners]
     if table is TABLE_6:
         return [Cell(topic, model, task, model, trained=False) for model in table.rows]
     if table is TABLE_7:
         bounds = [None, 0.0, 1.0, 10.0, 100.0]
         return [
-            Cell(topic, model, column, model, bound=bound)
+            model_cell(topic, model, column, bound=bound)
             for column, bound in zip(table.columns, bounds, strict=True)
             for model in chosen
         ]
     if table is LEARNING_CURVE:
         return [
-            Cell(topic, model, column, model, max_train=size)
+            model_cell(topic, model, column).with_selection(max_train=size)
             for column, size in curve_sizes(train, sizes).items()
             for model in chosen
         ]
     raise RunError(f"'{name}' has the cells of a mixed zoo, see zoo_cells")
 
 
-def curve_sizes(train: int, only: Sequence[int] | None = None) -> dict[str, int | None]:
+def curve_sizes(train: int, only: Sequence[int | None] | None = None) -> dict[str, int | None]:
     """Columns of a learning curve: 64, 128, 256, … networks, and all (None).
 
     Args:
         train: number of training networks.
-        only: these numbers of networks in place of them, each at least 64 and fewer than ``train``.
+        only: these numbers of networks in place of them, each from 64 to ``train``; None is all.
     """
-    if train < SMALLEST:
-        raise RunError(
-            f"a learning curve needs at least {SMALLEST} networks to train on, "
-            f"the training part of the zoo has {train}"
-        )
-    for size in only or ():
-        if not SMALLEST <= size < train:
+    if not only:
+        if train < SMALLEST:
             raise RunError(
-                f"the sizes of a learning curve are at least {SMALLEST} and less than the "
-                f"{train} networks of the training part, found {size}"
+                f"a learning curve needs at least {SMALLEST} networks to train on, "
+                f"the training part of the zoo has {train}"
             )
-    if only:
-        return {str(size): size for size in sorted(set(only))}
-    doubled = (SMALLEST << i for i in range(train.bit_length()))
-    return {**{str(size): size for size in doubled if size < train}, ALL_NETWORKS: None}
+        doubled = (SMALLEST << i for i in range(train.bit_length()))
+        only = [*(size for size in doubled if size < train), None]
+    for size in only:
+        if size is not None and not SMALLEST <= size <= train:
+            raise RunError(
+                f"the sizes of a learning curve are at least {SMALLEST} and at most the {train} "
+                f"networks of the training part, found {size}"
+            )
+    numbers = sorted({size for size in only if size is not None})
+    every = {ALL_NETWORKS: None} if None in only else {}
+    return {**{str(size): size for size in numbers}, **every}
 
 
 def kinds_to_leave_out(weights: Mapping[str, int], chosen: Sequence[str] | None) -> list[str]:
@@ -187,16 +252,16 @@ def reproduce(
     zoo_path: Path,
     out: Path,
     *,
-    seeds: list[int],
+    seeds: Sequence[int],
     epochs: int | None = None,
     models: Iterable[str] | None = None,
-    percent: int | None = PERCENT,
-    sizes: Sequence[int] | None = None,
+    sizes: Sequence[int | None] | None = None,
     leave_out: Sequence[str] | None = None,
-    device: str = "cpu",
-    progress: Progress | None = None,
-    engine: str = "local",
-    address: str | None = None,
+    splits: Sequence[int] = (0,),
+    to: Sequence[Path | str] = (),
+    told: Told | None = None,
+    how: Mapping[str, Any] | None = None,
+    **selection: Any,
 ) -> list[RunRecord]:
     """Fill every cell of a table and write it as Parquet and Markdown beside the paper's.
 
@@ -204,43 +269,36 @@ def reproduce(
 
     Args:
         name: see `table_cells`.
-        zoo_path: any zoo; for ``mixed`` a mixed one.
+        zoo_path: any zoo; for ``mixed`` a mixed one; for ``transfer`` also a folder of runs.
         out: folder for cells and tables.
         seeds: random seeds of every cell.
         epochs: epochs of neural predictors; by default those of each model.
         models: see `table_cells`.
-        percent: the checkpoint of each run, in percent of training.
         sizes: see `table_cells`.
         leave_out: sizes left out in turn (mixed); by default a small, a medium and a large one.
-        device: device of neural predictors.
-        progress: called with the cell and its events, of which the last has its ``result``.
-        engine: ``local``, or ``ray`` for one task per cell on a cluster.
-        address: address of the Ray cluster; None starts one here.
+        splits: seeds of splits; every cell is filled on each.
+        to: zoos whose networks are ranked (transfer).
+        told: called with the cell and its events, of which the last has its ``result``.
+        how: device, jobs and other arguments of `fill_cells`.
+        selection: see `zoo_cells`.
     """
+    others = other_zoos(zoo_path, to) if name == TRANSFER.name else []
     check_outside_zoos(out)
-    cells = zoo_cells(name, zoo_path, models, percent, sizes, leave_out)
+    cells = [
+        replace(cell, seeds=tuple(seeds), epochs=epochs)
+        for split in splits
+        for cell in zoo_cells(
+            name, zoo_path, models, sizes, leave_out, **selection, split_seed=split
+        )
+    ]
     for path in sorted(out.glob(f"cells/*/{RUN_FILE}")):
         check_topic(RunRecord.read(path.parent), path.parent)
-    how: dict[str, Any] = dict(seeds=seeds, epochs=epochs, percent=percent, device=device)
-    filled: Iterable[tuple[Cell, RunRecord]]
-    if engine == "ray":
-        filled = fill_cells_on_ray(zoo_path, cells, out, how, address=address)
-    elif engine == "local":
-        how["read"] = lru_cache(maxsize=1)(cell_networks)
-        told = progress or (lambda cell, line: None)
-        filled = (
-            (cell, fill_cell(zoo_path, cell, out, report=partial(told, cell), **how))
-            for cell in cells
-        )
-    else:
-        raise RunError(f"engine must be 'local' or 'ray', found '{engine}'")
-    found: dict[str, RunRecord] = {}
-    for cell, record in filled:
-        found[cell.folder] = record
-        if progress is not None:
-            tau = f"τ {record.summary['tau']:.3f}" if record.summary else record.status
-            progress(cell, {"result": tau})
-    records = [found[cell.folder] for cell in cells]
+    records = fill_cells(zoo_path, cells, out, told=told, **(how or {}))
+    if others:
+        filled = [out / "cells" / cell.folder for cell in cells]
+        done = [folder for folder in filled if (folder / RUN_FILE).is_file()]
+        folders = done if cells else find_runs([zoo_path])
+        records = transferred(folders, others, selection.get("percent", PERCENT))
     write_text(out / f"{name}.md", markdown_table(name, records))
-    write_parquet(out / f"{name}.parquet", table_columns(name, records), RunError)
+    write_parquet(out / f"{name}.parquet", result_rows(records), RunError)
     return records

@@ -15,6 +15,7 @@ from transformer_nfn.models.own_module import declared
 from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, find
 from transformer_nfn.prediction.data import (
     PERCENT,
+    SPLITS,
     DamagedNetworks,
     Parts,
     Selection,
@@ -27,7 +28,7 @@ from transformer_nfn.prediction.experiment import Experiment, check_networks, tr
 from transformer_nfn.prediction.predict import Networks, Prediction, predict
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import RunRecord
-from transformer_nfn.prediction.target import ACCURACY_COLUMN, CHECKPOINT_COLUMNS
+from transformer_nfn.prediction.target import ACCURACY_COLUMN
 from transformer_nfn.prediction.training import SAVE_SECONDS, Execution, Report
 from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo, open_zoo
 from transformer_nfn.zoo.damage import parse_damages
@@ -69,7 +70,8 @@ def train(
     seeds: int = SEEDS,
     options: Mapping[str, Any] | None = None,
     target: str = ACCURACY_COLUMN,
-    percent: int = PERCENT,
+    percent: int | None = PERCENT,
+    split: str = SPLITS[0],
     split_seed: int = 0,
     min_accuracy: float = 0.0,
     leave_out: Sequence[str] = (),
@@ -91,7 +93,8 @@ def train(
         seeds: how many to train.
         options: of the predictor.
         target: column of the zoo's table to predict.
-        percent: which checkpoint of each run.
+        percent: which checkpoint of each run; None for all.
+        split: what stays in one part, a ``run`` or a ``checkpoint``.
         split_seed: of the split into parts.
         min_accuracy: of the networks.
         leave_out: sizes of a mixed zoo to test on only.
@@ -118,12 +121,13 @@ def train(
         raise RunError("--hold-out chooses among damaged networks: name --damaged DIR")
     protocol = Protocol.of(model, epochs, batch, lr)
     selection = Selection(
-        None if own or target in CHECKPOINT_COLUMNS else percent,
+        None if own else percent,
         min_accuracy,
         split_seed,
         target=target,
         all_checkpoints=cls.every_checkpoint,
         leave_out=tuple(leave_out),
+        split=split,
     )
     experiment = Experiment(model, range(seeds), protocol, dict(options or {}), selection.to_json())
     folder = Path(tempfile.mkdtemp(prefix="tnfn-run-")) / "run" if out is None else Path(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,23 +12,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn.io.files import file_sha256
 from transformer_nfn.models import Network, map_network, network_of, tensors_of
 from transformer_nfn.prediction.own_networks import read_checkpoints
 from transformer_nfn.prediction.runs import CONFIGURATION, RunError
 from transformer_nfn.prediction.target import (
     ACCURACY,
     ACCURACY_COLUMN,
+    CHECKPOINT_COLUMNS,
     Target,
     target_values,
 )
 from transformer_nfn.spaces import WeightSpace
 from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo
 from transformer_nfn.zoo.damage import Damage, damages
+from transformer_nfn.zoo.store.folder import INDEX
 from transformer_nfn.zoo.store.index import split_rows
 from transformer_nfn.zoo.store.model_zoo import RUN
 
 FRACTIONS = (0.7, 0.15, 0.15)
 """Of the training, validation and test part."""
+SPLITS = ("run", "checkpoint")
 PERCENT = 75
 """Epoch 75 of 100, which the authors' code reads; the paper names none."""
 RECIPE_COLUMN = "recipe "
@@ -264,8 +269,10 @@ class Selection:
     """Which networks of a zoo an experiment uses.
 
     Attributes:
-        percent: checkpoints at this part of the training; None for all of them.
+        percent: checkpoints at this part of the training; None for all of them, as of targets for
+            which all of a run count.
         min_accuracy: minimal test accuracy.
+        split: what stays in one part, a ``run`` with all its checkpoints, or a ``checkpoint``.
         split_seed: seed of the split into parts.
         max_train: maximal number of training networks of each size, a `nested_subset`.
         all_checkpoints: whether to load `Parts.more`.
@@ -280,6 +287,13 @@ class Selection:
     all_checkpoints: bool = False
     leave_out: tuple[str, ...] = ()
     target: str = ACCURACY_COLUMN
+    split: str = SPLITS[0]
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise RunError(f"a split is by {' or '.join(SPLITS)}, found {self.split!r}")
+        if self.target in CHECKPOINT_COLUMNS:
+            object.__setattr__(self, "percent", None)
 
     def rows(self, zoo: Zoo | ModelZoo) -> np.ndarray:
         """Rows of the zoo with this checkpoint and accuracy; all checkpoints of any family."""
@@ -293,10 +307,26 @@ class Selection:
             raise RunError(f"the zoo has no checkpoints at {self.percent} %, only at {available}")
         return rows
 
+    def parts(self, zoo: Zoo | ModelZoo, rows: np.ndarray) -> list[np.ndarray]:
+        """Rows of the training, validation and test part."""
+        labels = zoo.runs[rows]
+        if self.split != SPLITS[0]:
+            if len({*labels.tolist()}) == len(rows):
+                raise RunError(
+                    f"'{zoo.path}': one checkpoint of each run is selected, a split by checkpoint "
+                    "needs several: choose --percent all"
+                )
+            labels = rows.astype(str)
+        train, *held_out = split_rows(rows, labels, FRACTIONS, self.split_seed)
+        if self.max_train is not None:
+            train = nested_subset(train, self.max_train, self.split_seed)
+        return [train, *held_out]
+
     def to_json(self, augment: float | None = None) -> dict[str, Any]:
         """Description for the record of a run."""
-        subset = {} if self.max_train is None else {"max_train": self.max_train}
+        subset: dict[str, Any] = {} if self.max_train is None else {"max_train": self.max_train}
         subset |= {"split_seed": self.split_seed} if self.split_seed else {}
+        subset |= {"split": self.split} if self.split != SPLITS[0] else {}
         chosen = {"percent": self.percent, "min_accuracy": self.min_accuracy}
         return {**chosen, "augment": augment, **subset}
 
@@ -355,9 +385,9 @@ def finite_weights(weights: Mapping[str, Tensor], names: Sequence[str]) -> dict[
     return single
 
 
-def count_training(zoo: Zoo, *, percent: int | None = PERCENT) -> int:
+def count_training(zoo: Zoo | ModelZoo, selection: Selection) -> int:
     """Number of training networks of `load_parts`, without loading any."""
-    return len(zoo.split(Selection(percent).rows(zoo), FRACTIONS)[0])
+    return len(selection.parts(zoo, selection.rows(zoo))[0])
 
 
 def nested_subset(rows: np.ndarray, size: int, seed: int) -> np.ndarray:
@@ -397,10 +427,7 @@ def load_parts(
         which = f"have accuracy at least {least:g}" if least else "are selected"
         raise RunError(f"not enough networks: {len(rows)} {which}, {MIN_NETWORKS} are needed")
     target = target or Target.of(selection.target, target_values(zoo, selection.target, rows))
-    train, val, test = split_rows(rows, zoo.runs[rows], FRACTIONS, selection.split_seed)
-    subset = selection.max_train is not None
-    if selection.max_train is not None:
-        train = nested_subset(train, selection.max_train, selection.split_seed)
+    train, val, test = selection.parts(zoo, rows)
     if isinstance(zoo, ModelZoo):
         data = load_rows(zoo, rows, target, model, report=report)  # its rows are all rows
         return check_parts(Parts(*(data.take(part) for part in (train, val, test))))
@@ -409,6 +436,7 @@ def load_parts(
         every = zoo.select(percent=None)
         held_out = zoo.runs[np.concatenate([val, test])]
         run = zoo.runs[every]
+        subset = selection.max_train is not None
         free = np.isin(run, zoo.runs[train]) if subset else ~np.isin(run, held_out)
         rows = np.asarray(every[free & ~np.isin(every, train)])
         more = load_rows(zoo, rows, target) if len(rows) else None
@@ -471,8 +499,11 @@ def describe_zoo(zoo: Zoo | MixedZoo | ModelZoo) -> dict[str, Any]:
     """Description of a zoo for the record of a run."""
     zoos = zoos_in(zoo)
     sizes = {name: each.sizes.to_json() for name, each in zoos.items() if each.sizes is not None}
+    indices = [each.path / INDEX for each in zoos.values()]
+    digests = [file_sha256(path) for path in indices if path.is_file()]
     return {
         "name": zoo.path.name,
+        "sha256": hashlib.sha256("".join(digests).encode()).hexdigest(),
         "task": zoo.task,
         "networks": len(zoo),
         "runs": sum(len(np.unique(each.runs)) for each in zoos.values()),

@@ -16,7 +16,6 @@ from transformer_nfn.prediction.metrics import class_scores, scores
 from transformer_nfn.prediction.predict import BATCH, Report, TrainedRun, check_readable
 from transformer_nfn.prediction.predictors import class_folders
 from transformer_nfn.prediction.runs import RunError
-from transformer_nfn.prediction.target import CHECKPOINT_COLUMNS
 from transformer_nfn.prediction.training_set import Standing, TrainingDigests
 from transformer_nfn.zoo import MixedZoo, ModelZoo, NetworkSizes, Zoo, open_zoo
 
@@ -109,10 +108,7 @@ def evaluate(
     zoos = zoos_in(opened)
     for name, zoo in zoos.items():
         _check_readable(trained, zoo, name or str(zoo_path))
-    column = trained.target.column
-    if column in CHECKPOINT_COLUMNS:
-        percent = None
-    selection = Selection(percent, min_accuracy, target=column)
+    selection = Selection(percent, min_accuracy, target=trained.target.column)
     rows = {name: selection.rows(zoo) for name, zoo in zoos.items()}
     total = sum(map(len, rows.values()))
     if total < MIN_NETWORKS:

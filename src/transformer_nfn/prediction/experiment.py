@@ -47,6 +47,7 @@ from transformer_nfn.prediction.runs import (
     RunError,
     RunRecord,
     ensemble_tau,
+    made_here,
     write_predictions,
 )
 from transformer_nfn.prediction.target import ACCURACY
@@ -189,11 +190,13 @@ class _Fitted:
 
     Attributes:
         train: of each size, additional networks last.
+        updates: of a neural predictor.
     """
 
     predictors: list[Predictor]
     rows: list[dict[str, Any]]
     train: list[Dataset]
+    updates: int | None = None
 
 
 def _fit(experiment: Experiment, groups: SizeGroups, execution: Execution) -> _Fitted:
@@ -219,7 +222,7 @@ def _fit_neural(experiment: Experiment, groups: SizeGroups, execution: Execution
     )
     best = zip(trained.best_epoch, trained.val_tau, strict=True)
     rows = [{"best_epoch": epoch, "val_tau": tau} for epoch, tau in best]
-    return _Fitted([*trained.modules], rows, trained.train)
+    return _Fitted([*trained.modules], rows, trained.train, trained.updates)
 
 
 def _fit_alone(experiment: Experiment, groups: SizeGroups, execution: Execution) -> _Fitted:
@@ -310,6 +313,7 @@ def _write_run(
         num_parameters=predictors[0].num_parameters,
         table=experiment.table,
         target=None if target == ACCURACY else target.to_json(),
+        made=made_here(groups.train[0].accuracy.device, fitted.updates),
         code=None if (code := find(model).code) is None else asdict(code),
     )
     record = record.write(out)
@@ -327,6 +331,7 @@ def _train_classes(
     """Train a predictor of each class, in a run folder of its own, and measure them together."""
     target, seeds = groups.train[0].target, experiment.seeds
     assert experiment.protocol is not None
+    experiment = replace(experiment, keep=True)  # they are measured together
     predictors, records = [], []
     for name, folder in zip(target.outputs, class_folders(out, target), strict=True):
         record = train_run(zoo, groups.of_class(name), experiment, folder, execution=execution)

@@ -34,7 +34,17 @@ def predictor_builder(
     """A function that builds a fresh predictor of a name, for networks like these."""
     each = [data] if isinstance(data, Dataset) else data
     cls = find(name, CHECKPOINTS if each[0].block_space is None else BUILT)
-    return lambda: cls.of_all(each, **options)
+
+    def build() -> Any:
+        try:
+            return cls.of_all(each, **options)
+        except (TypeError, ValueError, OverflowError) as error:
+            if not options:
+                raise
+            given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+            raise RunError(f"'{name}' does not take the options {given[:200]} ({error})") from error
+
+    return build
 
 
 def load_predictors(

@@ -14,11 +14,15 @@ RUN/
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import re
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn import __version__
 from transformer_nfn.errors import CheckpointError, RunError
 from transformer_nfn.io.files import (
     file_sha256,
@@ -79,12 +84,13 @@ class RunRecord:
 
     Attributes:
         model: name of the predictor, see `transformer_nfn.models.predictor`, or of a user's class.
-        zoo: task, name, number of networks, ``architecture`` (of a mixed zoo ``architectures``, by
-            size name), and ``seeds``: ``one`` for all networks, one ``each``, or ``unknown``; of
-            checkpoints of any family ``families``, with the number of each, and no architecture.
+        zoo: task, name, number of networks, ``sha256`` of its index, ``architecture`` (of a mixed
+            zoo ``architectures``, by size name), and ``seeds``: ``one`` for all networks, one
+            ``each``, or ``unknown``; of checkpoints of any family ``families``, with the number of
+            each, and no architecture.
         selection: ``percent``, ``min_accuracy``, the counts ``train``, ``val`` and ``test``,
             ``augment`` (None, or the bound on the entries), ``max_train`` for a subset,
-            ``split_seed`` where it is not 0; of a mixed
+            ``split_seed`` where it is not 0, ``split`` where it is not by run; of a mixed
             zoo also the counts by ``kinds`` (sizes) and the names ``left_out``.
         protocol: training protocol, model options and training identity.
         seeds: for each seed ``seed, tau, tau_low, tau_high, r2, mae, val_tau, best_epoch,
@@ -101,6 +107,8 @@ class RunRecord:
             test accuracy. For classes, seeds and summary have ``accuracy, auroc,
             calibration_error`` and the folder holds a run for each class, ``class-0`` and on.
         files: sha256 of every other file of the run, by its path in the folder.
+        made: how: ``version`` of this package and ``commit`` of its checkout, ``device``, and the
+            ``updates`` of a neural predictor.
         code: of a user's class, `transformer_nfn.models.own_code.Code`; None for ours.
         format: version of this file.
     """
@@ -116,6 +124,7 @@ class RunRecord:
     table: Mapping[str, Any] | None = None
     target: Mapping[str, Any] | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    made: Mapping[str, Any] | None = None
     code: Mapping[str, str] | None = None
     format: int = FORMAT
 
@@ -191,6 +200,25 @@ class RunRecord:
         return found
 
 
+@cache
+def commit() -> str:
+    """Commit of the checkout that this package is imported from; empty for an installed one."""
+    root = Path(__file__).resolve().parents[3]
+    given = os.environ.get("TNFN_COMMIT", "")  # of a copy without its history
+    if given or not (root / ".git").exists():
+        return given
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
+
+
+def made_here(device: torch.device, updates: int | None) -> dict[str, Any]:
+    """`RunRecord.made` of a training by this process."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {"version": __version__, "commit": commit(), "device": name, "updates": updates}
+
+
 def _check_record(data: Mapping[str, Any], where: str) -> None:
     """Check type, range and agreement of all fields that `RunRecord` documents."""
     fields = Fields(data, where, RunError)
@@ -206,6 +234,12 @@ def _check_record(data: Mapping[str, Any], where: str) -> None:
     if fields.known("table"):
         for name in ("table", "row", "column"):
             fields.inner("table").text(name)
+    if fields.known("made"):
+        made = fields.inner("made")
+        for name in ("version", "commit", "device"):
+            made.text(name)
+        if made.known("updates"):
+            made.whole("updates")
     if fields.known("code"):
         for name in ("reference", "file", "sha256", "version"):
             fields.inner("code").text(name)
@@ -232,7 +266,7 @@ def _check_zoo(fields: Fields) -> None:
     if len({"architecture", "architectures", "families"} & {*zoo.data}) != 1:
         names = "'zoo.architecture', 'zoo.architectures' and 'zoo.families'"
         fields.refuse("zoo", f"an object with one of {names}")
-    for name in ("name", "task"):
+    for name in ("name", "task", *(("sha256",) if "sha256" in zoo.data else ())):
         zoo.text(name)
     for name in ("networks", "runs"):
         zoo.whole(name)
@@ -257,6 +291,8 @@ def _check_choices(fields: Fields, results: bool) -> None:
     _check_numbers(selection, "min_accuracy", "augment")
     if selection.known("percent"):
         selection.whole("percent")
+    if "split" in selection.data:
+        selection.text("split")
     for name, least in (("max_train", 1), ("split_seed", 0)):
         if name in selection.data:
             selection.whole(name, least)

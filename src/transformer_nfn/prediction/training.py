@@ -67,12 +67,14 @@ class Trained:
         best_epoch: of each seed, counted from 1.
         val_tau: of each seed at that epoch.
         train: training networks of each size as the modules read them, additional ones last.
+        updates: of each seed.
     """
 
     modules: list[Pretrained]
     best_epoch: list[int]
     val_tau: list[float]
     train: list[Dataset]
+    updates: int
 
 
 @dataclass(frozen=True)
@@ -332,7 +334,10 @@ class SeedTrainer:
             module.load_state_dict(best, strict=False)
             module.restore_state({k: self.best[f"{i}.{k}"] for k in module.kept_state()})
             module.finish(self.val, self.inputs[i][1])
-        return Trained(list(self.modules), list(self.best_epoch), list(self.val_tau), self.train)
+        updates = self.epoch * self.steps_per_epoch
+        return Trained(
+            list(self.modules), list(self.best_epoch), list(self.val_tau), self.train, updates
+        )
 
     def save(self, path: Path, identity: str) -> None:
         """Write the training state atomically: parameters, best parameters, Adam, progress."""
