@@ -132,7 +132,7 @@ def test_sizes_that_cannot_be_are_refused(tmp_path):
          "learning-curve", "ag-news-sample"),
         ("and at most the 112 networks", "learning-curve", "mnist-sample", "--sizes", "63"),
         ("and at most the 112 networks", "learning-curve", "mnist-sample", "--sizes", "113"),
-        ("whole numbers separated by commas, found '64,many'",
+        ("whole numbers separated by commas, found 'many'",
          "learning-curve", "mnist-sample", "--sizes", "64,many"),
         ("learning-curve, targets, table1 has none", "table1", "mnist-sample", "--sizes", 64),
     ):  # fmt: skip

@@ -34,6 +34,7 @@ from transformer_nfn.paper.numbers import (
 )
 
 WHAT = (*ALL_TABLES, "figures")
+ACCURACY = "test_accuracy"
 BY_MODEL = ("table1", "table2", "table7", LEARNING_CURVE.name, TARGETS.name)
 """Tables with a row for each model."""
 
@@ -91,7 +92,7 @@ def reproduce_command(
     ] = None,
     target: Annotated[
         str, typer.Option(metavar="COLUMN", help="learning-curve: what to predict.")
-    ] = "test_accuracy",
+    ] = ACCURACY,
     device: DeviceOption = "auto",
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Cells to train side by side.")] = 1,
     minutes: Annotated[
@@ -137,6 +138,7 @@ def reproduce_command(
         ("--sizes", sizes, (LEARNING_CURVE.name, TARGETS.name)),
         ("--leave-out", leave_out, (MIXED.name,)),
         ("--models", models, (*BY_MODEL, TRANSFER.name)),
+        ("--target", target != ACCURACY, (LEARNING_CURVE.name,)),
     ):
         if value and what not in tables:
             raise TransformerNFNError(f"{option} is for {', '.join(tables)}, {what} has none")
@@ -144,10 +146,6 @@ def reproduce_command(
         raise TransformerNFNError("--address is for --engine ray")
     if engine == "ray" and (jobs > 1 or minutes is not None):
         raise TransformerNFNError("--jobs and --minutes are for --engine local")
-    if target != "test_accuracy" and what != LEARNING_CURVE.name:
-        raise TransformerNFNError(
-            f"--target is for {LEARNING_CURVE.name}, {what} is about accuracy"
-        )
     on = pick_device(device)
     from transformer_nfn.models.own_module import declared
     from transformer_nfn.models.predictor import find
@@ -158,14 +156,11 @@ def reproduce_command(
         for path in write_figures(zoo, out):
             typer.echo(f"wrote {path}")
         return
-    chosen = models.split(",") if models else None
-    kinds = leave_out.split(",") if leave_out else None
-    numbers: list[int | None] | None = None
-    if sizes is not None:
-        counted = [size for size in sizes.split(",") if size != "all"]
-        expected = "--sizes must be whole numbers separated by commas"
-        numbers = [*whole_numbers(",".join(counted), expected)] if counted else []
-        numbers += [None] * ("all" in sizes.split(","))
+    expected = "--sizes must be whole numbers separated by commas"
+    chosen, kinds, counts = (
+        text.split(",") if text else None for text in (models, leave_out, sizes)
+    )
+    numbers: Any = counts and [None if n == "all" else whole_numbers(n, expected)[0] for n in counts]
     choice: dict[str, Any] = {
         "models": chosen, "sizes": numbers, "leave_out": kinds, "percent": percent_of(percent),
         "split": split, "target": target,
