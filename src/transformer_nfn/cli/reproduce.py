@@ -156,11 +156,11 @@ def reproduce_command(
         for path in write_figures(zoo, out):
             typer.echo(f"wrote {path}")
         return
-    expected = "--sizes must be whole numbers separated by commas"
+    whole = "--sizes must be whole numbers separated by commas"
     chosen, kinds, counts = (
         text.split(",") if text else None for text in (models, leave_out, sizes)
     )
-    numbers: Any = counts and [None if n == "all" else whole_numbers(n, expected)[0] for n in counts]
+    numbers: Any = counts and [None if n == "all" else whole_numbers(n, whole)[0] for n in counts]
     choice: dict[str, Any] = {
         "models": chosen, "sizes": numbers, "leave_out": kinds, "percent": percent_of(percent),
         "split": split, "target": target,
