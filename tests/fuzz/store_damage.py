@@ -51,10 +51,10 @@ def sign_run(path: Path) -> None:
 ANOTHER_TYPE: tuple[Any, ...] = (None, True, 7, 0.5, "x", [], {})
 NULLABLE = {
     "percent", "augment", "num_parameters", "table", "target", "identity", "best_epoch", "tau_se",
-    "accuracy_se", "r2", "auroc",
+    "accuracy_se", "r2", "auroc", "made", "updates",
 }  # fmt: skip
-OPTIONAL = {"guarded", "summary.guarded.zoo"}
-"""Of a record, what only describes a guard."""
+OPTIONAL = {"guarded", "summary.guarded.zoo", "zoo.sha256"}
+"""Of a record, what only describes a guard or a zoo."""
 
 
 def wrong_fields(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -264,7 +264,7 @@ def test_the_table_of_a_mixed_zoo(mixed, tmp_path):
 
 def test_a_table_of_sizes_needs_a_mixed_zoo(mixed, tmp_path):
     for words, message in (
-        (["mixed", str(mixed.path / FLAT)], "is not a mixed zoo"),
+        (["mixed", str(mixed.path / FLAT)], "mixed is about a mixed zoo"),
         (["mixed", mixed.path, "--leave-out", "w9-h3-d1"], "'w9-h3-d1'"),
         (["table1", str(mixed.path / FLAT), "--leave-out", FLAT], "--leave-out is for mixed"),
     ):

@@ -347,3 +347,25 @@ def test_a_driver_without_a_gpu_asks_for_a_share_of_one_per_worker(
     with pytest.raises(ZooError, match="collected"):
         build(tmp_path / "zoo", replace(RAY, device="cuda", gpu_share=0.5))
     assert (asked["num_gpus"], asked["num_cpus"]) == (0.5, 1)
+
+
+def test_one_checkpoint_alone_is_that_of_a_whole_build(tmp_path):
+    options = BuildOptions(task="digits", runs=6, epochs=4, samples=300, workers=1)
+    alone = build(tmp_path / "alone", replace(options, keep=75))
+    whole = build(tmp_path / "whole", options)
+    rows = whole.select(percent=75)
+    assert len(alone) == len(rows) == 6
+    for name in ("run", "epoch", "train_accuracy", "held_accuracy", "test_loss", "test_accuracy"):
+        assert alone.table[name].tolist() == whole.table[name][rows].tolist()
+    ours, theirs = alone.weights(range(6)), whole.weights(rows)
+    assert all(torch.equal(w, theirs[name]) for name, w in ours.items())
+    assert not alone.table["best"].any()
+    build(tmp_path / "alone", replace(options, keep=75))
+    for changes, message in (
+        ({"keep": 60}, r"keep expected one of \(50, 75, 100\), found 60"),
+        ({"keep": 50, "until": 75}, "keep 50 ends the training there, found until 75"),
+        ({"keep": 50}, "holds another zoo: keep 75, asked for 50"),
+        ({}, "holds another zoo: keep 75, asked for None"),
+    ):
+        with pytest.raises(ZooError, match=message):
+            build(tmp_path / "alone", replace(options, **changes))

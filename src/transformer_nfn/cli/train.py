@@ -145,8 +145,6 @@ def train_command(
 
       tnfn train zoo --model own.py:SetEncoder --option width=128 --out run
 
-      tnfn train zoo --model transformer_nfn --option "channels=[10, 10]" --out run
-
       tnfn train mnist-sample --out run   # by name, see `tnfn assets`
     """
     from transformer_nfn.prediction.api import train

@@ -67,6 +67,10 @@ def build(
     until: Annotated[
         int, typer.Option(help="Stop at 50 or 75 percent of the epochs; 100 trains them all.")
     ] = 100,
+    keep: Annotated[
+        int | None,
+        typer.Option(help="Test and store only the checkpoint at this percent, and end there."),
+    ] = None,
     seed: Annotated[
         int, typer.Option(callback=seed_from(0), help="Chooses the runs and their randomness.")
     ] = 0,

@@ -20,7 +20,7 @@ from transformer_nfn.zoo.store.shards import DTYPES
 from transformer_nfn.zoo.training.grid import GRID_SIZE, Config, grid, sample
 from transformer_nfn.zoo.training.tasks import Task, TextTask, load_task
 from transformer_nfn.zoo.training.tasks.load import check_sources
-from transformer_nfn.zoo.training.trainer import Recipe
+from transformer_nfn.zoo.training.trainer import PERCENTS, Recipe
 
 ENGINES = ("local", "ray")
 # Networks per shard. On the CPU an interrupted build loses little; a GPU needs many at once.
@@ -40,6 +40,8 @@ class BuildOptions:
         dtype: of stored weights, ``float32`` or ``float16``.
         seeds: ``each`` for a seed per run, ``one`` for the same seed for all, as the authors.
         until: end of training in percent of ``epochs``: 50, 75 or 100.
+        keep: the only checkpoint to be tested and stored, at which training ends; None for three
+            and the best epoch.
         width, heads, depth: of the networks; the paper's by default.
         data: the folder of the task's files; None fetches them.
         vectors: for text, a word2vec file or a text zoo; None trains word vectors.
@@ -66,6 +68,7 @@ class BuildOptions:
     dtype: str = "float32"
     seeds: str = "each"
     until: int = 100
+    keep: int | None = None
     width: int = WIDTH
     heads: int = HEADS
     depth: int = BLOCKS
@@ -97,6 +100,10 @@ class BuildOptions:
         if self.data is not None and not Path(self.data).is_dir():
             raise ZooError(f"data folder '{self.data}' does not exist")
         check_sources(self.task, self.data, self.vectors)
+        if self.keep not in (None, *PERCENTS):
+            raise ZooError(f"keep expected one of {PERCENTS}, found {self.keep}")
+        if self.keep is not None and self.until != PERCENTS[-1]:
+            raise ZooError(f"keep {self.keep} ends the training there, found until {self.until}")
         if self.address is not None and self.engine != "ray":
             raise ZooError(f"an address is for the engine ray, found {self.engine}")
         device = _device(self.device, self.engine)
@@ -247,8 +254,9 @@ def _recipe(options: BuildOptions, epochs: int = 1, batch: int = 1) -> Recipe:
         batch if options.batch is None else options.batch,
         options.precision,
         options.select,
-        until=options.until,
-    )
+        **({"until": options.until} if options.keep is None else
+           {"until": options.keep, "percents": (options.keep,)}),
+    )  # fmt: skip
 
 
 def _vectors(source: Path | str | None) -> Path | WordVectors | None:
@@ -323,7 +331,8 @@ def _check_same(folder: Folder, options: BuildOptions) -> None:
         "seeds": folder.seeds,
         "samples": metadata["task"]["samples"],
         **{name: recipe[name] for name in ("epochs", "batch", "select")},
-        "until": recipe.get("until", 100),
+        "until": recipe.get("until", 100) if len(recipe["percents"]) > 1 else 100,
+        "keep": None if len(recipe["percents"]) > 1 else recipe["percents"][0],
         "precision": recipe["precision"],
         "dtype": metadata["dtype"],
         **asdict(folder.sizes.group),

@@ -32,6 +32,8 @@ Report = Callable[[int], None]
 # Truncation of initial weights that runs share, in standard deviations: the ±2 of
 # `trunc_normal_` for the largest std of the grid, 0.5.
 SHARED_CUT = 4.0
+PERCENTS = (50, 75, 100)
+"""Of the epochs, when checkpoints are stored."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Recipe:
 
     Attributes:
         select: the split on which ``best`` is chosen, ``held`` or (as the authors) ``test``.
-        percents: when checkpoints are stored, in percent of the epochs.
+        percents: when checkpoints are stored, in percent of the epochs; of one only that is tested
+            and stored, and no best epoch.
         until: end of training, in percent of the epochs of the learning rate schedule.
 
     >>> Recipe(epochs=10, until=75).checkpoint_epochs()
@@ -51,11 +54,16 @@ class Recipe:
     batch: int = 128
     precision: str = "float32"
     select: str = "held"
-    percents: tuple[int, ...] = (50, 75, 100)
+    percents: tuple[int, ...] = PERCENTS
     until: int = 100
 
     def __post_init__(self) -> None:
         check_recipe(Fields(self.to_json(), "the recipe", ZooError))
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the best epoch of each run is chosen and stored."""
+        return len(self.percents) > 1
 
     @property
     def epochs_trained(self) -> int:
@@ -216,6 +224,10 @@ class Training:
         best_loss = torch.full((len(self.runs),), float("inf"), device=self.device)
         for epoch in range(self.recipe.epochs_trained):
             train_accuracy = self.train_epoch(epoch)
+            if report:
+                report(len(self.runs))
+            if not (self.recipe.chooses or epoch + 1 in keep):
+                continue
             weights = self.runner.weights.to(self.stored).float()
             now = _Snapshot(
                 torch.full((len(self.runs),), epoch + 1, device=self.device),
@@ -230,14 +242,13 @@ class Training:
             else:
                 assert now.test is not None
                 loss, now.score = now.test
-            best = _better(best, now, loss, best_loss)
+            if self.recipe.chooses:
+                best = _better(best, now, loss, best_loss)
             if epoch + 1 in keep:
                 now.weights = now.weights.clone()
                 snapshots.append((keep[epoch + 1], now))
-            if report:
-                report(len(self.runs))
-        assert best is not None
-        best.test = self.evaluate(best.weights, "test")
+        if best is not None:
+            best.test = self.evaluate(best.weights, "test")
         return self._collect(snapshots, best)
 
     def train_epoch(self, epoch: int) -> Tensor:
@@ -290,12 +301,13 @@ class Training:
         loss, hits = self.runner.evaluate(weights, split)
         return loss / n, hits / n
 
-    def _collect(self, snapshots: list[tuple[int, _Snapshot]], best: _Snapshot) -> Trained:
+    def _collect(self, snapshots: list[tuple[int, _Snapshot]], best: _Snapshot | None) -> Trained:
         out, weights = Trained(), []
         held = self.recipe.select == "held"
         # In main memory, because reading single numbers from a GPU waits at each.
         checkpoints = [(percent, False, s.cpu()) for percent, s in snapshots]
-        checkpoints.append((0, True, best.cpu()))
+        if best is not None:
+            checkpoints.append((0, True, best.cpu()))
         crashed_at = self.crashed_at.tolist()
         finite = torch.stack([s.weights.isfinite().all(1) for _, _, s in checkpoints]).all(0)
         for i in sorted(range(len(self.runs)), key=lambda i: self.runs[i].run):
