@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import own_models
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -134,7 +135,8 @@ def test_augmentation_keeps_the_originals_and_the_function():
 
 
 def test_splits_share_a_cell_and_cells_are_filled_side_by_side(tmp_path):
-    words = ("reproduce", "learning-curve", "mnist-sample", "--models", "statistics_linear",
+    own = f"{own_models.__file__}:FitsItself"  # imported by every worker
+    words = ("reproduce", "learning-curve", "mnist-sample", "--models", own,
              "--sizes", "100,112", "--seeds", 1, "--splits", 2, "--split-seed", 3)  # fmt: skip
     alone = as_json(*words, "--out", tmp_path / "alone")
     together = as_json(*words, "--out", tmp_path / "together", "--jobs", 2)

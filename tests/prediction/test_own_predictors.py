@@ -391,6 +391,24 @@ def test_wrong_classes_are_one_sentence_each(tmp_path: Path) -> None:
         assert not (out / "run.json").exists()
 
 
+def test_the_traceback_of_a_wrong_class_is_printed_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file := tmp_path / "own.py").write_text(
+        "from torch import nn\nclass Own(nn.Module):\n    reads = 'packed'\n"
+        "    def __init__(self, layout):\n        print('built')\n        raise ValueError('no')\n"
+    )
+    words = ("train", ZOO, "--model", f"{file}:Own", "--out", tmp_path / "run")
+    sentence = f"error: '{file}:Own' raised ValueError in __init__ at line 6 of 'own.py': no\n"
+    done = tnfn(*words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"built\n{sentence}")
+    monkeypatch.setenv("TNFN_TRACEBACK", "1")
+    done = tnfn(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "line 6, in __init__" in done.stderr
+    assert done.stderr.endswith(sentence)
+
+
 @pytest.mark.parametrize("model", [name for name in names("built") if find(name).code is None])
 def test_options_that_a_predictor_does_not_take_are_one_sentence(
     model: str, tmp_path: Path
