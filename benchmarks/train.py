@@ -44,9 +44,8 @@ def networks(n: int, device: str) -> Dataset:
     blocks = [{k: 0.2 * w for k, w in SPACE.randn(n, generator=source).items()} for _ in range(2)]
     classifier = 0.2 * torch.randn(n, 1188, generator=source)
     accuracy = torch.rand(n, generator=source)
-    data = Dataset(
-        SPACE, {"blocks": blocks, "classifier": classifier}, accuracy, {"row": np.arange(n)}
-    )
+    columns = {"row": np.arange(n), "run": np.arange(n).astype(str)}
+    data = Dataset(SPACE, {"blocks": blocks, "classifier": classifier}, accuracy, columns)
     return data.to(device)
 
 
