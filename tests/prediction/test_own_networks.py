@@ -99,6 +99,7 @@ def check_scales(run: Path, folder: Path) -> None:
             assert numbers[:3] == sorted(numbers[:3])
 
 
+@pytest.mark.nightly
 def test_a_class_is_learned(
     zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +160,7 @@ def test_networks_of_another_format_are_refused(zoo: Path, tmp_path: Path) -> No
     assert_refused("reads networks of one size, found 2", *words, "--model", "statistics_mlp")
 
 
+@pytest.mark.nightly
 def test_statistics_of_tensors_are_a_baseline(zoo: Path, tmp_path: Path) -> None:
     words = ("--target", "strength", "--seeds", 1, "--model", "statistics_linear")
     record = as_json("train", zoo, *words, "--out", tmp_path / "run")

@@ -49,6 +49,7 @@ from transformer_nfn.zoo import MixedZoo, ModelZoo
 
 ZOO = Path(__file__).resolve().parents[2] / "assets" / "mnist-sample"
 FILE = Path(own_models.__file__)
+NIGHTLY = pytest.mark.nightly
 every = pytest.mark.parametrize("own", EVERY, ids=lambda own: own.__name__)
 
 
@@ -175,9 +176,9 @@ def test_python_trains_a_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reads", "estimator"),
     [
-        ("statistics", RandomForestRegressor(n_estimators=5)),
+        pytest.param("statistics", RandomForestRegressor(n_estimators=5), marks=NIGHTLY),
         ("packed", Ridge(1e3)),
-        ("invariants", make_pipeline(StandardScaler(), Ridge(10.0))),
+        pytest.param("invariants", make_pipeline(StandardScaler(), Ridge(10.0)), marks=NIGHTLY),
         ("statistics", XGBRegressor(n_estimators=5)),
     ],
     ids=["forest", "ridge", "pipeline", "xgboost"],

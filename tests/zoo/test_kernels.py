@@ -66,6 +66,7 @@ def check_chip(*case: str) -> None:
         assert needs["spilled"] <= 3072, (kernel, needs)
 
 
+@pytest.mark.nightly
 def test_a_size_that_was_not_measured_compiles_for_the_chip() -> None:
     check_chip("digits", "w48-h3-d1", "bf16", "rows_forward", "attention_backward")
 

@@ -25,6 +25,7 @@ def emulated(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.nightly
 def test_loss_and_every_gradient_are_those_of_float64_up_to_bf16() -> None:
     found = emulated("w32-h2-d2", "mnist", "large_scores")
     assert found["large_scores"]["loss"][0] < 0.02
