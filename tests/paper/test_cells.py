@@ -152,6 +152,23 @@ def test_splits_share_a_cell_and_cells_are_filled_side_by_side(tmp_path):
     ]  # fmt: skip
 
 
+def test_targets_are_read_from_weights(tmp_path):
+    words = ("reproduce", "targets", "ag-news-sample", "--models", "statistics_linear")
+    assert_refused(
+        "targets are learned from one number of networks, not 2",
+        *words, "--sizes", "40,50", "--out", tmp_path / "no",
+    )  # fmt: skip
+    records = as_json(*words, "--sizes", "40", "--seeds", 1, "--out", tmp_path)
+    found = {record["table"]["row"]: record["summary"] for record in records}
+    assert {"optimizer", "learning_rate", "test_accuracy"} <= {*found}
+    assert not {"run", "seed", "best", "percent"} & {*found}
+    assert 0 <= found["optimizer"]["auroc"] <= 1
+    text = (tmp_path / "targets.md").read_text()
+    assert f"| optimizer | AUROC {found['optimizer']['auroc']:.3f} |" in text
+    assert f"| test_accuracy | {found['test_accuracy']['tau']:.3f} |" in text
+    assert "| Target | Linear on statistics |" in text
+
+
 def test_no_cell_is_begun_after_the_time(tmp_path):
     words = ("reproduce", "learning-curve", "mnist-sample", "--models", "statistics_linear",
              "--sizes", "100", "--seeds", 1, "--out", tmp_path)  # fmt: skip

@@ -105,21 +105,19 @@ def zoo_cells(
                 )
             selection["percent"] = None
         if table is TARGETS:
+            if sizes is not None and len(sizes) > 1:
+                raise RunError(f"{name} are learned from one number of networks, not {len(sizes)}")
+            learners = models or ("whole_network", "invariant_mlp")
+            cells = [model_cell(TARGETS.topic, model, model) for model in learners]
+            chosen = {**selection, "max_train": sizes and sizes[0]}
             return [
-                cell.with_selection(**{**selection, "target": column, "max_train": size})
+                replace(cell.with_selection(**{**chosen, "target": column}), row=column)
                 for column in _learnable(zoo, Selection(**selection))
-                for cell in _cells_by_model(column, models)
-                for size in sizes or (None,)
+                for cell in cells
             ]
-        curve = table is LEARNING_CURVE
-        train = count_training(zoo, Selection(**selection)) if curve else 0
+        train = count_training(zoo, Selection(**selection)) if table is LEARNING_CURVE else 0
         cells = table_cells(name, zoo.task, models, train, sizes)
     return [cell.with_selection(**selection) for cell in cells]
-
-
-def _cells_by_model(row: str, models: Iterable[str] | None) -> list[Cell]:
-    chosen = ("whole_network", "invariant_mlp") if models is None else models
-    return [replace(model_cell(TARGETS.topic, model, model), row=row) for model in chosen]
 
 
 def _learnable(zoo: Zoo | ModelZoo, selection: Selection) -> list[str]:
