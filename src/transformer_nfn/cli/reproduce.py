@@ -67,7 +67,7 @@ def reproduce_command(
     models: Annotated[
         str | None,
         typer.Option(
-            help="Only these, separated by commas (tables 1, 2 and 7, learning-curve, transfer)."
+            help="Only these, separated by commas (of tables with a row for each model)."
         ),
     ] = None,
     percent: PercentOption = "75",

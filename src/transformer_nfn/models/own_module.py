@@ -537,14 +537,14 @@ def reopened(recorded: Code, *, trust: bool, model: str | None = None) -> str:
     if where.endswith(".py"):
         return declared(import_own(f"{recorded.file}:{recorded.name}"), reference)
     named = entry_points().get(reference, reference)
-    found_in = package_folder(named.partition(":")[0])
-    own, found = None, Code(reference, str(found_in))
-    if found_in is not None and Path(recorded.file).is_relative_to(found_in):
-        own = import_own(named)
-        found = Code.of(own, reference)
-    if found.sha256 != recorded.sha256:
-        raise RunError(
-            f"'{reference}' is now in '{found.file}', the run was trained with '{recorded.file}' "
-            f"(sha256 {recorded.sha256[:SHOWN]}): name the class again with --model {reference}"
-        )
-    return declared(own, reference)  # type: ignore[arg-type]
+    folder = package_folder(named.partition(":")[0])
+    moved = RunError(
+        f"'{reference}' is now in '{folder}', the run was trained with '{recorded.file}' "
+        f"(sha256 {recorded.sha256[:SHOWN]}): name the class again with --model {reference}"
+    )
+    if folder is None or not Path(recorded.file).is_relative_to(folder):
+        raise moved
+    own = import_own(named)
+    if Code.of(own, reference).sha256 != recorded.sha256:
+        raise moved
+    return declared(own, reference)

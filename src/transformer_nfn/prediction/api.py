@@ -15,7 +15,6 @@ from transformer_nfn.models.own_module import declared
 from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, find
 from transformer_nfn.prediction.data import (
     PERCENT,
-    SPLITS,
     DamagedNetworks,
     Parts,
     Selection,
@@ -71,7 +70,7 @@ def train(
     options: Mapping[str, Any] | None = None,
     target: str = ACCURACY_COLUMN,
     percent: int | None = PERCENT,
-    split: str = SPLITS[0],
+    split: str = "run",
     split_seed: int = 0,
     min_accuracy: float = 0.0,
     leave_out: Sequence[str] = (),

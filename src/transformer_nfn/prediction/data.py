@@ -287,7 +287,7 @@ class Selection:
     all_checkpoints: bool = False
     leave_out: tuple[str, ...] = ()
     target: str = ACCURACY_COLUMN
-    split: str = SPLITS[0]
+    split: str = "run"
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
@@ -310,7 +310,7 @@ class Selection:
     def parts(self, zoo: Zoo | ModelZoo, rows: np.ndarray) -> list[np.ndarray]:
         """Rows of the training, validation and test part."""
         labels = zoo.runs[rows]
-        if self.split != SPLITS[0]:
+        if self.split == "checkpoint":
             if len({*labels.tolist()}) == len(rows):
                 raise RunError(
                     f"'{zoo.path}': one checkpoint of each run is selected, a split by checkpoint "
@@ -326,7 +326,7 @@ class Selection:
         """Description for the record of a run."""
         subset: dict[str, Any] = {} if self.max_train is None else {"max_train": self.max_train}
         subset |= {"split_seed": self.split_seed} if self.split_seed else {}
-        subset |= {"split": self.split} if self.split != SPLITS[0] else {}
+        subset |= {"split": self.split} if self.split != "run" else {}
         chosen = {"percent": self.percent, "min_accuracy": self.min_accuracy}
         return {**chosen, "augment": augment, **subset}
 

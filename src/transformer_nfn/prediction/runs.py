@@ -84,7 +84,7 @@ class RunRecord:
 
     Attributes:
         model: name of the predictor, see `transformer_nfn.models.predictor`, or of a user's class.
-        zoo: task, name, number of networks, ``sha256`` of its index, ``architecture`` (of a mixed
+        zoo: task, name, number of networks, ``sha256`` over its index, ``architecture`` (of a mixed
             zoo ``architectures``, by size name), and ``seeds``: ``one`` for all networks, one
             ``each``, or ``unknown``; of checkpoints of any family ``families``, with the number of
             each, and no architecture.

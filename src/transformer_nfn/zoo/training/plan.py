@@ -254,9 +254,9 @@ def _recipe(options: BuildOptions, epochs: int = 1, batch: int = 1) -> Recipe:
         batch if options.batch is None else options.batch,
         options.precision,
         options.select,
-        **({"until": options.until} if options.keep is None else
-           {"until": options.keep, "percents": (options.keep,)}),
-    )  # fmt: skip
+        percents=PERCENTS if options.keep is None else (options.keep,),
+        until=options.keep or options.until,
+    )
 
 
 def _vectors(source: Path | str | None) -> Path | WordVectors | None:
