@@ -83,6 +83,10 @@ SplitOption = Annotated[str, typer.Option(help="What stays in one part: a run, o
 SplitSeedOption = Annotated[
     int, typer.Option(min=0, help="Seed of the split into training, validation and test part.")
 ]
+VariantOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="A variant of the predictor, such as authors: their layers."),
+]
 NETWORK = "A network: a .safetensors or .pt file, a folder, or a row of a zoo (ZOO#12)."
 NetworkArgument = Annotated[str, typer.Argument(help=NETWORK)]
 SeedOption = Annotated[

@@ -18,6 +18,7 @@ from transformer_nfn.cli.options import (
     PercentOption,
     SplitOption,
     SplitSeedOption,
+    VariantOption,
     percent_of,
     pick_device,
     whole_numbers,
@@ -29,7 +30,6 @@ from transformer_nfn.paper.numbers import (
     MIXED,
     TARGETS,
     TRANSFER,
-    VARIANTS,
     no_table,
 )
 
@@ -66,10 +66,9 @@ def reproduce_command(
     ] = None,
     models: Annotated[
         str | None,
-        typer.Option(
-            help="Only these, separated by commas (of tables with a row for each model)."
-        ),
+        typer.Option(help="Only these, separated by commas (of tables with a row for each model)."),
     ] = None,
+    variant: VariantOption = None,
     percent: PercentOption = "75",
     split: SplitOption = "run",
     split_seed: SplitSeedOption = 0,
@@ -126,6 +125,7 @@ def reproduce_command(
       tnfn reproduce table1 mnist-sample --out results   # see `tnfn assets`
       tnfn reproduce table7 zoo --out results --models transformer_nfn,mlp
       tnfn reproduce table1 zoo --out results --splits 5 --jobs 8 --minutes 25
+      tnfn reproduce table1 zoo --out results --models mlp,statnn --variant authors
       tnfn reproduce learning-curve zoo --out results --sizes 100,717
       tnfn reproduce mixed zoos/mixed --out results --leave-out w48-h4-d3
       tnfn reproduce transfer mnist-zoo --to fashion-zoo --out results
@@ -138,6 +138,7 @@ def reproduce_command(
         ("--sizes", sizes, (LEARNING_CURVE.name, TARGETS.name)),
         ("--leave-out", leave_out, (MIXED.name,)),
         ("--models", models, (*BY_MODEL, TRANSFER.name)),
+        ("--variant", variant, (*BY_MODEL, TRANSFER.name)),
         ("--target", target != ACCURACY, (LEARNING_CURVE.name,)),
     ):
         if value and what not in tables:
@@ -148,7 +149,7 @@ def reproduce_command(
         raise TransformerNFNError("--jobs and --minutes are for --engine local")
     on = pick_device(device)
     from transformer_nfn.models.own_module import declared
-    from transformer_nfn.models.predictor import find
+    from transformer_nfn.models.predictor import find, known_variants, variant_of
     from transformer_nfn.paper.figures import check_matplotlib, learning_curve, write_figures
     from transformer_nfn.paper.tables import reproduce, zoo_cells
 
@@ -160,6 +161,10 @@ def reproduce_command(
     chosen, kinds, counts = (
         text.split(",") if text else None for text in (models, leave_out, sizes)
     )
+    if variant is not None:
+        parted = (name.split(":") for name in known_variants())
+        having = [model for model, name in parted if name == variant]
+        chosen = [variant_of(name, variant) for name in chosen or having or ["mlp"]]
     numbers: Any = counts and [None if n == "all" else whole_numbers(n, whole)[0] for n in counts]
     choice: dict[str, Any] = {
         "models": chosen, "sizes": numbers, "leave_out": kinds, "percent": percent_of(percent),
@@ -172,7 +177,7 @@ def reproduce_command(
                 "address": address},
     }  # fmt: skip
     for name in chosen or ():
-        if name not in VARIANTS:
+        if name not in known_variants():
             find(declared(name))
     total = splits * len(zoo_cells(what, zoo, **choice))
     if what == LEARNING_CURVE.name:
@@ -193,4 +198,3 @@ def reproduce_command(
         typer.echo(f"wrote {path}")
     if (left := total - len(results)) > 0:
         typer.echo(f"{left} cells are left for another call of the same command")
-

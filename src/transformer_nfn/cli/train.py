@@ -27,6 +27,7 @@ from transformer_nfn.cli.options import (
     SetOption,
     SplitOption,
     SplitSeedOption,
+    VariantOption,
     named,
     open_options,
     percent_of,
@@ -49,9 +50,7 @@ OwnModelOption = Annotated[
     str | None,
     typer.Option("--model", help="A class of yours to use instead of the recorded code."),
 ]
-BatchOption = Annotated[
-    int, typer.Option(min=1, max=10**6, help="Networks in memory at once.")
-]
+BatchOption = Annotated[int, typer.Option(min=1, max=10**6, help="Networks in memory at once.")]
 
 
 def train_command(
@@ -70,6 +69,7 @@ def train_command(
             "or MODULE:CLASS; its code is run."
         ),
     ] = "whole_network",
+    variant: VariantOption = None,
     options: Annotated[
         list[str] | None,
         typer.Option("--option", metavar="NAME=VALUE", help="An option of the predictor."),
@@ -164,6 +164,7 @@ def train_command(
             model,
             out=out,
             seeds=seeds,
+            variant=variant,
             options=_options(options or []),
             target=target,
             percent=percent_of(percent),

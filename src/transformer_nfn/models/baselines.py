@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models.network import blocks_of, flat, paper_block, paper_sizes, same_batch
 from transformer_nfn.models.predictor import STATISTICS as STATISTICS_OF_TENSORS
-from transformer_nfn.models.predictor import LearningSet, predictor
+from transformer_nfn.models.predictor import LearningSet, Variant, predictor
 from transformer_nfn.models.pretrained import Inputs, Pretrained
 from transformer_nfn.models.statistics import COUNT, statistics
 from transformer_nfn.spaces import WeightSpace
@@ -36,9 +36,12 @@ class MLP(Pretrained):
         embedding: weights in the embedding of a network; None leaves it out.
         classifier: weights in the classifier of a network; None leaves it out.
         hidden: width of every layer.
+        authors: layers as in the authors' code: the first reads all blocks, the classifier's has
+            one more, and no ReLU follows the embedding's. There are as many parameters.
     """
 
     title, place = "MLP", 1
+    variants: ClassVar = {"authors": Variant("MLP, authors' layers", {"authors": True})}
 
     def __init__(
         self,
@@ -48,17 +51,23 @@ class MLP(Pretrained):
         embedding: int | None = None,
         classifier: int | None = None,
         hidden: int = 50,
+        authors: bool = False,
     ) -> None:
         super().__init__()
         if blocks < 1 or hidden < 1:
             raise SpaceError(f"a model needs blocks and neurons, found {blocks} and {hidden}")
         self.space = space
         self._config = dict(
-            blocks=blocks, embedding=embedding, classifier=classifier, hidden=hidden
+            blocks=blocks, embedding=embedding, classifier=classifier, hidden=hidden,
+            authors=authors,
+        )  # fmt: skip
+        together = blocks if authors else 1  # blocks that a layer reads
+        self.blocks = nn.ModuleList(
+            nn.Linear(together * space.num_weights, hidden) for _ in range(blocks // together)
         )
-        self.blocks = nn.ModuleList(nn.Linear(space.num_weights, hidden) for _ in range(blocks))
-        self.neck = nn.Linear(blocks * hidden, hidden)
-        self.classifier = _relu_mlp(classifier, hidden) if classifier is not None else None
+        self.neck = nn.Linear(blocks // together * hidden, hidden)
+        layers = 3 if authors else 2
+        self.classifier = _relu_mlp(classifier, hidden, layers) if classifier is not None else None
         self.embedding = nn.Linear(embedding, hidden) if embedding is not None else None
         parts = 1 + (classifier is not None) + (embedding is not None)
         self.head = nn.Linear(parts * hidden, 1)
@@ -71,20 +80,21 @@ class MLP(Pretrained):
 
     def logits(self, network: Mapping[str, object]) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""
-        blocks = blocks_of(network, len(self.blocks))
-        vectors = []
-        for layer, weights in zip(self.blocks, blocks, strict=True):
-            flattened = torch.cat(_block_tensors(self.space, weights), -1)
-            vectors.append(torch.relu(layer(flattened)))
-        parts = [self.neck(torch.cat(vectors, -1))]
+        blocks = blocks_of(network, self._config["blocks"])
+        read = [torch.cat(_block_tensors(self.space, weights), -1) for weights in blocks]
+        if self._config["authors"]:
+            read = [torch.cat(read, -1)]
+        vectors = [torch.relu(layer(x)) for layer, x in zip(self.blocks, read, strict=True)]
+        parts = [torch.relu(self.neck(torch.cat(vectors, -1)))]
         if self.classifier is not None:
             width = self._config["classifier"] or 0
-            parts.append(self.classifier(flat(network, "classifier", width)))
+            parts.append(torch.relu(self.classifier(flat(network, "classifier", width))))
         if self.embedding is not None:
             width = self._config["embedding"] or 0
-            parts.append(self.embedding(flat(network, "embedding", width)))
-        # Without this ReLU the last layers would multiply into one.
-        return _head(self.head, [torch.relu(x) for x in parts])
+            vector = self.embedding(flat(network, "embedding", width))
+            # Without a ReLU this layer and the head multiply into one.
+            parts.append(vector if self._config["authors"] else torch.relu(vector))
+        return _head(self.head, parts)
 
 
 @predictor("statnn")
@@ -106,9 +116,11 @@ class StatNN(Pretrained):
             None leaves it out.
         hidden: width of the layers on statistics.
         embedding_hidden: width of the layer on the embedding.
+        authors: no ReLU behind the layer on the embedding, as in the authors' code.
     """
 
     title, place = "StatNN", 2
+    variants: ClassVar = {"authors": Variant("StatNN, authors' layers", {"authors": True})}
     reads = STATISTICS_OF_TENSORS
 
     def __init__(
@@ -120,6 +132,7 @@ class StatNN(Pretrained):
         classifier: int | Sequence[int] | None = None,
         hidden: int = 256,
         embedding_hidden: int = 64,
+        authors: bool = False,
     ) -> None:
         super().__init__()
         if blocks < 1 or hidden < 1:
@@ -133,6 +146,7 @@ class StatNN(Pretrained):
             classifier=classifier,
             hidden=hidden,
             embedding_hidden=embedding_hidden,
+            authors=authors,
         )
         self._classifier_sizes = classifier
         tensors = CLASSIFIER_TENSORS if isinstance(classifier, int) else len(classifier or [])
@@ -164,12 +178,13 @@ class StatNN(Pretrained):
     def logits(self, network: Mapping[str, Any]) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""
         blocks, classifier, embedding = self._features(network).split(self._widths, -1)
-        parts = [self.encoder(blocks)]
+        parts = [torch.relu(self.encoder(blocks))]
         if self.classifier is not None:
-            parts.append(self.classifier(classifier))
+            parts.append(torch.relu(self.classifier(classifier)))
         if self.embedding is not None:
-            parts.append(self.embedding(embedding))
-        return _head(self.head, [torch.relu(x) for x in parts])
+            vector = self.embedding(embedding)
+            parts.append(vector if self._config["authors"] else torch.relu(vector))
+        return _head(self.head, parts)
 
     @torch.no_grad()
     def prepared(
@@ -212,8 +227,9 @@ def _head(head: nn.Module, parts: Sequence[Tensor]) -> Tensor:
     return out.squeeze(-1)
 
 
-def _relu_mlp(width: int, hidden: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden))
+def _relu_mlp(width: int, hidden: int, layers: int = 2) -> nn.Sequential:
+    more = [m for _ in range(layers - 1) for m in (nn.ReLU(), nn.Linear(hidden, hidden))]
+    return nn.Sequential(nn.Linear(width, hidden), *more)
 
 
 def _block_tensors(space: WeightSpace, weights: Mapping[str, Tensor]) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -31,6 +31,20 @@ SIZE_TEXTS: Mapping[str, str] = {
 """Text of each size of a network, the most telling first."""
 OTHERS = 9
 Class = TypeVar("Class", bound="type[Predictor]")
+
+
+class Variant(NamedTuple):
+    """A form of a predictor that has a name of its own, such as ``statnn:authors``.
+
+    Attributes:
+        title: in tables and figures.
+        options: what makes it.
+        every_checkpoint: False to keep a predictor that would from the other checkpoints.
+    """
+
+    title: str
+    options: Mapping[str, Any]
+    every_checkpoint: bool = True
 
 
 class LearningSet(Protocol):
@@ -83,6 +97,7 @@ class Predictor:
         invariant: whether symmetries of a block change no prediction.
         title: in tables and figures.
         place: in lists, and the number of its colour.
+        variants: its other forms by their names.
     """
 
     code: ClassVar[Code | None] = None
@@ -94,6 +109,7 @@ class Predictor:
     invariant: ClassVar[bool] = False
     title: ClassVar[str] = ""
     place: ClassVar[int] = OTHERS
+    variants: ClassVar[Mapping[str, Variant]] = {}
 
     @property
     def any_task(self) -> bool:
@@ -220,13 +236,36 @@ def find(name: str, zoo: str | None = None) -> type[Predictor]:
     raise RunError(f"'{name}' does not read {what[zoo or BUILT]}: train {', '.join(names(zoo))}")
 
 
+def known_variants() -> dict[str, Variant]:
+    """The variants of all predictors, by names such as ``statnn:authors``.
+
+    >>> known_variants()["statnn:authors"].options
+    {'authors': True}
+    """
+    classes = [(name, each) for name, classes in _REGISTRY.items() for each in classes]
+    return {f"{name}:{key}": v for name, each in classes for key, v in each.variants.items()}
+
+
+def variant_of(model: str, name: str) -> str:
+    """Name of a predictor's variant; an error tells which predictors have it."""
+    find(model)
+    known = known_variants()
+    if f"{model}:{name}" not in known:
+        having = [known_name for known_name in known if known_name.endswith(f":{name}")]
+        there = f"there are {', '.join(having or known)}"
+        raise RunError(f"'{model}' has no variant '{name}'; {there}")
+    return f"{model}:{name}"
+
+
 def known_code(name: str) -> Code | None:
     """Where the user's class of a name comes from, if this process has it."""
     return _REGISTRY[name][0].code if name in _REGISTRY else None
 
 
 def model_name(name: str, otherwise: str | None = None) -> str:
-    """Display name of a predictor; of another text ``otherwise``, or itself."""
+    """Display name of a predictor or variant; of another text ``otherwise``, or itself."""
+    if (variant := known_variants().get(name)) is not None:
+        return variant.title
     return (_REGISTRY[name][0].title if name in _REGISTRY else otherwise) or name
 
 

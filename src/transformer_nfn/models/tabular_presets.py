@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from transformer_nfn.models.learners import Learner, LogitLinear, SmallMLP
-from transformer_nfn.models.predictor import INVARIANTS, OTHERS, PACKED, STATISTICS, predictor
+from transformer_nfn.models.predictor import (
+    INVARIANTS,
+    OTHERS,
+    PACKED,
+    STATISTICS,
+    Variant,
+    predictor,
+)
 from transformer_nfn.models.tabular import Tabular
 from transformer_nfn.models.trees import FOREST, LIGHTGBM, SMALL, LightGBM, XGBoost
 from transformer_nfn.spaces import WeightSpace
@@ -82,6 +89,7 @@ class InvariantBoosting(Preset):
     """
 
     title, place = "Boosting on invariants", 6
+    variants: ClassVar = {"whole": Variant("Boosting on whole invariants", {"whole": True})}
     invariant = True
     reads, learns, defaults = INVARIANTS, LightGBM, {"params": SMALL}
 
@@ -98,6 +106,7 @@ class InvariantMLP(Preset):
     """
 
     title, place = "MLP on invariants", 7
+    variants: ClassVar = {"whole": Variant("MLP on whole invariants", {"whole": True})}
     invariant = True
     reads, learns = INVARIANTS, SmallMLP
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.known_tasks import BLOCKS
 from transformer_nfn.models.network import blocks_of, flat, paper_block, paper_sizes, same_batch
-from transformer_nfn.models.predictor import OTHERS, LearningSet, predictor
+from transformer_nfn.models.predictor import OTHERS, LearningSet, Variant, predictor
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough
 from transformer_nfn.spaces import Weights, WeightSpace
@@ -120,9 +120,11 @@ class TransformerNFN(Pretrained):
         quadratic: whether the layers also read contractions along permuted axes.
         pool: ``mean`` or ``sum``.
         init: ``unit`` or ``xavier``.
+        authors: another ReLU behind the MLP of the classifier, as in the authors' code.
     """
 
     title, place = "Transformer-NFN", 0
+    variants: ClassVar = {"authors": Variant("Transformer-NFN, authors' layers", {"authors": True})}
     invariant = True
     usual: ClassVar[Mapping[str, Any]] = {"pool": "sum", "init": "xavier"}
     """Options of a predictor that is trained by name."""
@@ -142,6 +144,7 @@ class TransformerNFN(Pretrained):
         quadratic: bool = False,
         pool: str = "mean",
         init: str = "unit",
+        authors: bool = False,
     ) -> None:
         super().__init__()
         if not channels or blocks < 1:
@@ -159,6 +162,7 @@ class TransformerNFN(Pretrained):
             classifier=classifier,
             encoder=encoder,
             features=features,
+            authors=authors,
             **options,
         )
         self.encoders = nn.ModuleList()
@@ -166,11 +170,12 @@ class TransformerNFN(Pretrained):
             # Layers of low rank have one dictionary per block and run one block at a time.
             together = blocks if rank is None else 1
             self.encoders.extend(
-                BlockEncoder(space, channels, together, options)
-                for _ in range(blocks // together)
+                BlockEncoder(space, channels, together, options) for _ in range(blocks // together)
             )
             self.neck = _neck(blocks * channels[-1], features)
         self.classifier = _mlp(classifier, features, 3) if classifier is not None else None
+        if authors and self.classifier is not None:
+            self.classifier.append(nn.ReLU())
         self.embedding = _mlp(embedding, features, 1) if embedding is not None else None
         parts = encoder + (classifier is not None) + (embedding is not None)
         self.head = nn.Linear(parts * features, 1)
@@ -252,6 +257,7 @@ class GatedTransformerNFN(TransformerNFN):
     """`TransformerNFN` with gates and products of two tensors, and means instead of sums."""
 
     title, place = "Transformer-NFN, gated", OTHERS
+    variants: ClassVar = {}
     usual: ClassVar[Mapping[str, Any]] = {
         "pool": "mean", "init": "unit", "gated": True, "quadratic": True,
     }  # fmt: skip

@@ -324,25 +324,6 @@ ALL_TABLES: Mapping[str, PaperTable] = {
     **PAPER_TABLES, LEARNING_CURVE.name: LEARNING_CURVE, MIXED.name: MIXED,
     TARGETS.name: TARGETS, TRANSFER.name: TRANSFER,
 }  # fmt: skip
-ONE_CHECKPOINT = "whole_network:one"
-VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
-    "whole_network:invariants": ("Whole network, invariants alone", {"probes": 0}),
-    "whole_network:probes": ("Whole network, probes alone", {"invariants": 0}),  # of checkpoints
-    # Given the checkpoint that its rivals read, and no others of the training runs.
-    ONE_CHECKPOINT: ("Whole network, one checkpoint a run", {}),
-    "invariant_boosting:whole": ("Boosting on whole invariants", {"whole": True}),
-    "invariant_mlp:whole": ("MLP on whole invariants", {"whole": True}),
-}
-"""Label and options of the predictors that rows can name besides those by default."""
-
-
-def row_name(row: str) -> str:
-    """Label of a row: of one of `VARIANTS`, of a predictor, or the key itself."""
-    from transformer_nfn.models.predictor import model_name  # imports PyTorch
-
-    return VARIANTS[row][0] if row in VARIANTS else model_name(row)
-
-
 TOPICS = tuple(dict.fromkeys(table.topic for table in ALL_TABLES.values()))
 
 

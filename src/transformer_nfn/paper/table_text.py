@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from transformer_nfn.known_tasks import seeds_text, task_title
-from transformer_nfn.models.predictor import model_place
+from transformer_nfn.models.predictor import model_name, model_place
 from transformer_nfn.paper.numbers import (
     ALL_KINDS,
     CHANGE,
@@ -29,7 +29,6 @@ from transformer_nfn.paper.numbers import (
     PaperTable,
     largest_change,
     mean_text,
-    row_name,
     table_named,
     table_of,
 )
@@ -85,9 +84,7 @@ class TableView:
         """Rows with the highest τ of the column, as printed."""
         if column in (CHANGE, "parameters") or self.paper.quantity != "tau":
             return set()
-        return best_keys(
-            {row: cell.value for (row, at), cell in self.ours.items() if at == column}
-        )
+        return best_keys({row: cell.value for (row, at), cell in self.ours.items() if at == column})
 
     def together(self, row: str) -> list[str]:
         """τ of the mean over seeds in each cell of a row; empty where there is none."""
@@ -149,9 +146,9 @@ def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
             zoo = (zoo_seeds(record) or "") if paper.quantity == "tau" else ""
         view = views.setdefault(zoo, _empty(paper, zoo))
         for row, column, cell in _cells_of(paper, record):
-            view.rows.setdefault(row, row_name(row))
+            view.rows.setdefault(row, model_name(row))
             label = task_title(column)
-            view.columns.setdefault(column, row_name(column) if label == column else label)
+            view.columns.setdefault(column, model_name(column) if label == column else label)
             split = record.selection.get("split_seed", 0)
             found.setdefault((zoo, row, column), {})[split] = cell
     for (zoo, row, column), cells in found.items():

@@ -11,6 +11,7 @@ from typing import Any
 
 from transformer_nfn.io.files import write_parquet, write_text
 from transformer_nfn.known_tasks import KNOWN_TASKS, task_title
+from transformer_nfn.models.predictor import known_variants
 from transformer_nfn.paper.cells import Cell, Told, fill_cells
 from transformer_nfn.paper.numbers import (
     ALL_KINDS,
@@ -19,7 +20,6 @@ from transformer_nfn.paper.numbers import (
     LEARNING_CURVE,
     LEFT_OUT,
     MIXED,
-    ONE_CHECKPOINT,
     TABLE_1,
     TABLE_2,
     TABLE_3,
@@ -28,7 +28,6 @@ from transformer_nfn.paper.numbers import (
     TABLE_7,
     TARGETS,
     TRANSFER,
-    VARIANTS,
     WHOLE,
     table_named,
     table_of,
@@ -51,11 +50,12 @@ SMALLEST = 64
 
 
 def model_cell(topic: str, row: str, column: str, **facts: Any) -> Cell:
-    """A cell of the predictor that the key of its row names, one of `VARIANTS` or a model."""
-    if row not in VARIANTS:
+    """A cell of the predictor, or variant of one, that the key of its row names."""
+    variant = known_variants().get(row)
+    if variant is None:
         return Cell(topic, row, column, row, **facts)
-    cell = Cell(topic, row, column, row.partition(":")[0], VARIANTS[row][1], **facts)
-    return cell.with_selection(all_checkpoints=row != ONE_CHECKPOINT)
+    cell = Cell(topic, row, column, row.partition(":")[0], variant.options, **facts)
+    return cell.with_selection(all_checkpoints=variant.every_checkpoint)
 
 
 def zoo_cells(

@@ -11,9 +11,9 @@ import torch
 
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import Network
-from transformer_nfn.models.predictor import Predictor
+from transformer_nfn.models.predictor import Predictor, known_variants
 from transformer_nfn.models.task_reader import MAX_TOKENS
-from transformer_nfn.paper.numbers import HOME, TRANSFER, VARIANTS
+from transformer_nfn.paper.numbers import HOME, TRANSFER
 from transformer_nfn.prediction.data import Dataset, Selection, load_rows
 from transformer_nfn.prediction.metrics import kendall_tau, standard_error
 from transformer_nfn.prediction.predictors import load_predictors, seed_predictions
@@ -70,8 +70,8 @@ def at_home(folder: Path, record: RunRecord) -> RunRecord:
     options = record.protocol.get("options") or {}
     same = [
         row
-        for row, (_, given) in VARIANTS.items()
-        if options and (row.partition(":")[0], given) == (record.model, options)
+        for row, variant in known_variants().items()
+        if options and (row.partition(":")[0], variant.options) == (record.model, options)
     ]
     text = ", ".join(f"{key} {value}" for key, value in options.items())
     row = same[0] if same else f"{record.model} ({text})" if text else record.model

@@ -12,7 +12,7 @@ from transformer_nfn.errors import RunError
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import Tabular
 from transformer_nfn.models.own_module import declared
-from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, find
+from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, find, known_variants, variant_of
 from transformer_nfn.prediction.data import (
     PERCENT,
     DamagedNetworks,
@@ -67,6 +67,7 @@ def train(
     *,
     out: Path | str | None = None,
     seeds: int = SEEDS,
+    variant: str | None = None,
     options: Mapping[str, Any] | None = None,
     target: str = ACCURACY_COLUMN,
     percent: int | None = PERCENT,
@@ -90,6 +91,7 @@ def train(
         predictor: a name, ``FILE.py:CLASS``, ``MODULE:CLASS``, a class, or a `Tabular`.
         out: the run folder; None for a temporary one.
         seeds: how many to train.
+        variant: of the predictor, such as ``authors``: options by name.
         options: of the predictor.
         target: column of the zoo's table to predict.
         percent: which checkpoint of each run; None for all.
@@ -128,7 +130,10 @@ def train(
         leave_out=tuple(leave_out),
         split=split,
     )
-    experiment = Experiment(model, range(seeds), protocol, dict(options or {}), selection.to_json())
+    given = {} if variant is None else known_variants()[variant_of(model, variant)].options
+    experiment = Experiment(
+        model, range(seeds), protocol, {**given, **(options or {})}, selection.to_json()
+    )
     folder = Path(tempfile.mkdtemp(prefix="tnfn-run-")) / "run" if out is None else Path(out)
     execution = Execution(report=report, save_every=save_every)
     record = _train(

@@ -37,6 +37,10 @@ PERCENT = 75
 """Epoch 75 of 100, which the authors' code reads; the paper names none."""
 RECIPE_COLUMN = "recipe "
 """Columns of networks of any family that begin with this are part of their recipe."""
+TWIN = "twin"
+"""Column: whether a held-out network has a twin in training, see `has_twin`."""
+TWIN_DECAY = 1e-6
+"""Up to here weight decay does next to nothing: runs that differ in it alone are twins."""
 MIN_NETWORKS = 16
 MIN_DAMAGED = 20
 
@@ -146,7 +150,11 @@ def joined(first: Dataset, second: Dataset) -> Dataset:
         first,
         network=map_network(first.network, lambda w: torch.cat([w, next(rest)])),
         accuracy=torch.cat([first.accuracy, second.accuracy]),
-        columns={k: np.concatenate([v, second.columns[k]]) for k, v in first.columns.items()},
+        columns={
+            name: np.concatenate([column, second.columns[name]])
+            for name, column in first.columns.items()
+            if name in second.columns
+        },
     )
 
 
@@ -440,8 +448,26 @@ def load_parts(
         free = np.isin(run, zoo.runs[train]) if subset else ~np.isin(run, held_out)
         rows = np.asarray(every[free & ~np.isin(every, train)])
         more = load_rows(zoo, rows, target) if len(rows) else None
-    three = [load_rows(zoo, part, target) for part in (train, val, test)]
-    return check_parts(Parts(three[0], three[1], three[2], more))
+    learned, *held = (load_rows(zoo, part, target) for part in (train, val, test))
+    twins = [has_twin(zoo, part, train) for part in (val, test)]
+    val_data, test_data = (
+        replace(data, columns={**data.columns, TWIN: twin})
+        for data, twin in zip(held, twins, strict=True)
+    )
+    return check_parts(Parts(learned, val_data, test_data, more))
+
+
+def has_twin(zoo: Zoo, rows: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """Which rows have the recipe and the seed of a training row, but for a tiny weight decay."""
+
+    def recipes(of: np.ndarray) -> list[tuple[Any, ...]]:
+        columns = [zoo.table[name][of].tolist() for name in ("seed", *CONFIGURATION)]
+        decay = columns[1 + CONFIGURATION.index("l2")]
+        decay[:] = [0.0 if value <= TWIN_DECAY else value for value in decay]
+        return [*zip(*columns, strict=True)]
+
+    learned = {*recipes(train)}
+    return np.array([recipe in learned for recipe in recipes(rows)])
 
 
 def check_parts(parts: Parts) -> Parts:

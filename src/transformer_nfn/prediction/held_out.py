@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.models.predictor import Predictor
-from transformer_nfn.prediction.data import Dataset, SizeGroups
+from transformer_nfn.prediction.data import TWIN, Dataset, SizeGroups
 from transformer_nfn.prediction.metrics import (
     conformal_radius,
     kendall_tau,
@@ -91,10 +91,20 @@ class HeldOut:
         return np.concatenate([part.residuals for part in parts])
 
     def seed_rows(self, seeds: Sequence[int]) -> list[dict[str, Any]]:
-        """Scores of each seed on the test networks of all sizes together."""
+        """Scores of each seed on the test networks of all sizes together.
+
+        ``tau_alone`` is that of networks without a twin in training.
+        """
         truth = np.concatenate([part.truth for part in self.test])
         predicted = np.concatenate([part.predicted for part in self.test], 1)
-        return [{"seed": seed, **scores(truth, predicted[i])} for i, seed in enumerate(seeds)]
+        rows = [{"seed": seed, **scores(truth, predicted[i])} for i, seed in enumerate(seeds)]
+        if all(TWIN in part.columns for part in self.test):
+            alone = ~np.concatenate([part.columns[TWIN] for part in self.test])
+            for row, each in zip(rows, predicted, strict=True):
+                row["tau_alone"] = (
+                    kendall_tau(truth[alone], each[alone]) if alone.sum() > 1 else None
+                )
+        return rows
 
     def by_size(self, radius: Callable[[str], float]) -> dict[str, Any]:
         """Figures of each size for a record; ``radius`` gives the intervals of left-out sizes."""
@@ -154,5 +164,5 @@ class HeldOut:
 
 def configuration(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Columns that say which networks these are, as far as the zoo has them."""
-    names = ("row", "run", *CONFIGURATION)
+    names = ("row", "run", *CONFIGURATION, TWIN)
     return {name: columns[name] for name in names if name in columns}

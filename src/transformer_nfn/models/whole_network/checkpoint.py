@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from transformer_nfn.models.checkpoint_batch import DESCRIPTIONS, SIZE
 from transformer_nfn.models.network import paper_block
-from transformer_nfn.models.predictor import CHECKPOINTS, LearningSet, predictor
+from transformer_nfn.models.predictor import CHECKPOINTS, LearningSet, Variant, predictor
 from transformer_nfn.models.pretrained import Inputs, Pretrained
 from transformer_nfn.models.statistics import fit_ridge, mean_and_scale, standardised
 from transformer_nfn.models.whole_network.checkpoint_probes import (
@@ -108,6 +108,7 @@ class WholeCheckpoint(WholeNetwork):
     """
 
     zoos = (CHECKPOINTS,)
+    variants: ClassVar = {"probes": Variant("Whole network, probes alone", {"invariants": 0})}
     numbers: Tensor
     out_mean: Tensor
     out_scale: Tensor

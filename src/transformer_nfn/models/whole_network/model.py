@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 from transformer_nfn.functional import sinusoids, small_transformer
 from transformer_nfn.models.network import in_batches, network_of
 from transformer_nfn.models.predictor import OUTPUTS as READS_OUTPUTS
-from transformer_nfn.models.predictor import LearningSet, predictor
+from transformer_nfn.models.predictor import LearningSet, Variant, predictor
 from transformer_nfn.models.pretrained import Inputs
 from transformer_nfn.models.statistics import mean_and_scale, signed_log, standardised
 from transformer_nfn.models.task_reader import TaskReader
@@ -89,6 +89,11 @@ class WholeNetwork(TaskReader):
     every_checkpoint = True
     protocol: ClassVar[Mapping[str, Any]] = {"epochs": 30, "batch": 32, "lr": 2e-3}
     title, place = "Whole network", 8
+    variants: ClassVar = {
+        "invariants": Variant("Whole network, invariants alone", {"probes": 0}),
+        # Given the checkpoint that its rivals read, and no others of the training runs.
+        "one": Variant("Whole network, one checkpoint a run", {}, every_checkpoint=False),
+    }
     invariant = True
     start_note = "finds probes, and what all networks answer to them"
     weight_decay = 0.5
@@ -220,9 +225,7 @@ class WholeNetwork(TaskReader):
             self.search_probes(train, seed, search_steps(epochs, runs), networks_per_group(runs))
         if self.learn_probes:
             return super().start(train, val, seed, epochs, fresh=fresh)
-        first, second = (
-            [self.head_inputs(data.network) for data in part] for part in (train, val)
-        )
+        first, second = ([self.head_inputs(data.network) for data in part] for part in (train, val))
         return first, second
 
     def search_probes(
