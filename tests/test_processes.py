@@ -56,6 +56,7 @@ def test_an_error_in_a_slice_is_raised_and_the_number_of_threads_is_kept():
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.nightly
 def test_commands_ask_for_large_pages():
     output = subprocess.check_output([sys.executable, "-c", FAULTS], text=True)
     pages = 2**24 * torch.float32.itemsize // resource.getpagesize()

@@ -4,8 +4,10 @@
     python tools/result_tables.py --check    # exit code 1 if a page is out of date
 
 A page marks the place of a table by ``<!-- table: NAME -->`` and ``<!-- end of table -->``.
-NAME.json holds title, setting, commands, columns, rows and notes. A cell ``{{table|row|column}}``
-is taken from another table, where a row is named by its first cell. ``"paper": "table1"`` adds the
+NAME.json names a ``table`` of `tnfn reproduce`, the file of its ``rows``, the command that builds
+the ``zoo``, and ``pairs`` of rows whose difference is shown: all else comes from the rows. Or it
+holds title, setting, commands, columns, rows and notes themselves. ``{{table|row|column}}`` is then
+a cell of another table, where a row is named by its first cell, and ``"paper": "table1"`` adds the
 paper's row under the rows of each model.
 
 A number of the paper is a reference, in pages and files alike: ``<!-- paper:table1/mlp/all -->``
@@ -19,10 +21,27 @@ import itertools
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.paper.numbers import CHANGE, PAPER_TABLES, quoted
+import numpy as np
+
+from transformer_nfn.cli.reproduce import BY_MODEL
+from transformer_nfn.io.files import read_parquet
+from transformer_nfn.paper.numbers import (
+    CHANGE,
+    NOTHING,
+    PAPER_TABLES,
+    quoted,
+    table_named,
+    table_of,
+)
+from transformer_nfn.paper.rows import MADE, PRECISIONS, SELECTED, SUMMARY, ZOO
+from transformer_nfn.paper.table_text import TableView, lay_out, markdown_rows, place, zoo_label
+from transformer_nfn.prediction.metrics import standard_error
+from transformer_nfn.prediction.runs import RunRecord
+from transformer_nfn.report.number_text import counted
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -47,9 +66,121 @@ def filled(text: str) -> str:
     return CELL.sub(cell, text)
 
 
+def records_of(columns: Mapping[str, list[Any]]) -> list[RunRecord]:
+    """The records of rows from `result_rows`, as far as tables of τ need them."""
+    cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for values in zip(*columns.values(), strict=True):
+        row = dict(zip(columns, values, strict=True))
+        place = ("table", "row", "column", "zoo_sha256", "split_seed")
+        cells.setdefault(tuple(row.get(name) for name in place), []).append(row)
+    return [_record(rows) for rows in cells.values()]
+
+
+def _record(rows: list[dict[str, Any]]) -> RunRecord:
+    first = rows[0]
+    done = [row for row in rows if row.get("seed") is not None]
+    seeds = [{name: row[name] for name in ("seed", "tau")} for row in done]
+    taus = [row["tau"] for row in seeds]
+    summary = {name: first.get(name) for name in SUMMARY}
+    summary["agreement"] = {dtype: first.get(f"agreement_{dtype}") for dtype in PRECISIONS}
+    if taus:
+        summary |= {"tau": float(np.mean(taus)), "tau_se": standard_error(taus)}
+    return RunRecord(
+        model=first["model"],
+        zoo={name: first.get(f"zoo_{name}") for name in ZOO},
+        selection={name: first[name] for name in SELECTED if first.get(name) is not None},
+        protocol={"epochs": first["epochs"], "options": json.loads(first["options"])},
+        seeds=seeds,
+        summary=summary,
+        num_parameters=first["parameters"],
+        status=first["status"],
+        table={name: first[name] for name in ("table", "row", "column")},
+        made={name: first.get(name) for name in MADE},
+    )
+
+
+def from_rows(spec: Any) -> str:
+    """The table of a spec, from its rows: those of the splits that all of its cells have."""
+    paper = table_named(spec["table"])
+    found = records_of(read_parquet(RESULTS / f"{spec['rows']}.parquet").to_pydict())
+    found = [each for each in found if table_of(place(each)[0], each.zoo["task"]) is paper]
+    splits: dict[tuple[str, ...], set[int]] = {}
+    for each in found:
+        splits.setdefault(place(each), set()).add(each.selection.get("split_seed", 0))
+    common = set.intersection(*splits.values())
+    found = [each for each in found if each.selection.get("split_seed", 0) in common]
+    (view,) = lay_out(paper.name, found)
+    rows, columns = ({at[i] for at in view.ours} for i in (0, 1))
+    view.rows = {row: label for row, label in view.rows.items() if row in rows}
+    view.columns = {key: label for key, label in view.columns.items() if key in columns}
+    lines = [f"**{paper.heading}. {paper.title}.** {setting(view, found, len(common))}", ""]
+    lines += [*view.lines(), *(f"\n{note}" for note in view.notes)]
+    if pairs := spec.get("pairs"):
+        lines += ["", *differences(spec["rows"], view, pairs)]
+    lines += ["", "```console", f"$ {spec['zoo']}", f"$ {command(view, found)}", "```"]
+    return "\n".join(lines)
+
+
+def setting(view: TableView, records: list[RunRecord], splits: int) -> str:
+    """How the cells of a table were made."""
+    first = records[0]
+    parts = {
+        (r.selection["train"], r.selection["test"]): view.columns.get(place(r)[2], "")
+        for r in sorted(records, key=lambda r: -float(r.selection.get("min_accuracy", 0)))
+    }
+    (train, test), *fewer = sorted(parts, reverse=True)
+    counts = "; ".join(f"{a:,} and {b:,} from {parts[a, b]}" for a, b in fewer if parts[a, b])
+    made = first.made or {}
+    return (
+        f"{zoo_label(first)}, read at {first.selection['percent']} % of their training; {train:,} "
+        f"training and {test:,} test networks{f' ({counts})' if counts else ''}; "
+        f"{counted(len(first.seeds), 'seed')} on {counted(splits, 'split')}; {made['device']}, "
+        f"commit {made['commit'][:8]}, zoo {first.zoo['sha256'][:8]}."
+    )
+
+
+def command(view: TableView, records: list[RunRecord]) -> str:
+    """The command that fills the cells of a table."""
+    splits = {r.selection.get("split_seed", 0) for r in records}
+    words = ["tnfn", "reproduce", view.paper.name, f"zoos/{records[0].zoo['name']}"]
+    if view.paper.name in BY_MODEL:
+        words += ["--models", ",".join(dict.fromkeys(place(r)[1] for r in records))]
+    words += ["--seeds", str(len(records[0].seeds))]
+    words += ["--splits", str(len(splits))] if len(splits) > 1 else []
+    return " ".join([*words, "--out results"])
+
+
+def differences(rows: str, view: TableView, pairs: list[list[str]]) -> list[str]:
+    """A table of differences of τ, with and without networks that have a twin in training."""
+    table = read_parquet(RESULTS / f"{rows}-paired.parquet").to_pylist()
+    table = [row for row in table if row["table"] == view.paper.topic]
+    found = {(row["row"], row["against"], row["column"]): row for row in table}
+    columns = {key: label for key, label in view.columns.items() if key != CHANGE}
+
+    def text(pair: list[str], column: str, part: str) -> str:
+        sign, row = 1, found.get((*pair, column))
+        if row is None:
+            sign, row = -1, found.get((*pair[::-1], column))
+        if row is None:
+            return NOTHING
+        low, high = sorted(sign * row[f"{end}{part}"] for end in ("low", "high"))
+        values = f"{sign * row[f'difference{part}']:+.3f} ({low:+.3f} to {high:+.3f})"
+        return values.replace("-", "−")
+
+    lines = []
+    for pair in pairs:
+        label = " less ".join(view.rows[row] for row in pair)
+        for part, words in (("", ""), ("_alone", "without twins")):
+            cells = [text(pair, column, part) for column in columns]
+            lines.append(["" if part else label, words, *cells])
+    return markdown_rows(["Difference of τ (95 % interval)", ""], columns.values(), lines)
+
+
 def render(name: str) -> str:
     """Title, setting, table, notes and commands of one file, in Markdown."""
     table = read(name)
+    if isinstance(table["rows"], str):
+        return from_rows(table)
     marks = ["---"] * (2 if "source" in table["columns"] else 1)
     marks += ["--:"] * (len(table["columns"]) - len(marks))
     rows = with_paper(table) if "paper" in table else table["rows"]

@@ -108,6 +108,7 @@ def test_they_agree_at_every_condition_and_vocabulary(tiny, family, tokens, cond
 # Unrelated models
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", [*nightly("bert", "llama", "gemma2", "t5"), "gpt2", "vit"])
 def test_compare_fingerprint_and_align_agree_on_unrelated_models(tiny, family):
     A, B = tiny(family), disguised(tiny(family, seed=1), 5, keep_tie=True)

@@ -51,6 +51,7 @@ def scored(request, tmp_path_factory):
     return relations
 
 
+@pytest.mark.nightly
 def test_a_fine_tuned_model_scores_above_an_unrelated_one_of_the_same_data(scored):
     assert scored["tuned"].score > scored["unrelated"].score + 0.5
     assert scored["tuned"].verdict == "derived", str(scored["tuned"])

@@ -149,6 +149,7 @@ def test_all_pairs_of_a_folder(models, tmp_path):
     assert json.loads(again.stdout) == kept
 
 
+@pytest.mark.nightly
 def test_an_interrupted_run_goes_on_where_it_stopped(models, tmp_path):
     out, before = tmp_path / "pairs.json", pairs.relate_pair
     calls = []
@@ -168,6 +169,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(models, tmp_path):
     assert len(result.pairs) == 6
 
 
+@pytest.mark.nightly
 def test_ray_gives_the_same_and_a_lost_pair_fails_alone(models, tmp_path, monkeypatch):
     class LostError(Exception):
         pass

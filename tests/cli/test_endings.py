@@ -165,6 +165,7 @@ def test_a_reader_that_goes_away_is_no_verdict(words: tuple[str, ...]) -> None:
     assert shown == b""
 
 
+@pytest.mark.nightly
 def test_an_output_in_ascii_gets_replacements() -> None:
     done = subprocess.run(
         command("zoo", "info", "mnist-sample"),

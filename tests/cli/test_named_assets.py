@@ -99,6 +99,7 @@ def tnfn(*words):
     return result.stdout
 
 
+@pytest.mark.nightly
 def test_a_packed_zoo_is_a_valid_zoo_of_what_was_asked(packed):
     zoo = Zoo.open(packed / ZOO)
     assert len(zoo) == len(set(zoo.table["run"])) == 24
@@ -110,6 +111,7 @@ def test_a_packed_zoo_is_a_valid_zoo_of_what_was_asked(packed):
     assert not list(packed.glob(".*")), "nothing is left beside"
 
 
+@pytest.mark.nightly
 def test_a_run_is_packed_with_its_best_seed_alone(source, tmp_path):
     zoo = Zoo.open(source / "zoo")
     experiment = Experiment("statnn", [0, 1, 2], Protocol.of("statnn", 2))

@@ -255,6 +255,7 @@ def test_predict_takes_names_strings_and_zoos(zoo: Zoo) -> None:
     assert predict(RUN, zoo)[ROW].value == one.value
 
 
+@pytest.mark.nightly
 def test_batches_are_reported_and_change_nothing() -> None:
     reported: list[tuple[int, int]] = []
     in_batches = predict(

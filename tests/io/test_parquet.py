@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.files import read_parquet, write_parquet
 
@@ -12,6 +14,8 @@ ASSETS = Path(__file__).parents[2] / "assets"
 CODE = """
 import os, sys
 from pathlib import Path
+
+import pytest
 import pyarrow.parquet
 from transformer_nfn.prediction.runs import read_predictions
 from transformer_nfn.zoo import Zoo
@@ -26,6 +30,7 @@ assert threads() > before, "Arrow's own way starts some, or this test says nothi
 """
 
 
+@pytest.mark.nightly
 def test_reading_starts_no_thread() -> None:
     subprocess.run([sys.executable, "-c", CODE, str(ASSETS)], check=True)
 

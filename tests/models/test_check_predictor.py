@@ -31,6 +31,7 @@ def test_classes_of_users_keep_it(own: type[nn.Module]) -> None:
     check_predictor(own)
 
 
+@pytest.mark.nightly
 def test_an_estimator_keeps_it() -> None:
     check_predictor(Tabular("statistics", Ridge(10.0)))
 

@@ -228,6 +228,7 @@ def test_a_missing_skops_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
         fitted(Ridge())
 
 
+@pytest.mark.nightly
 def test_nothing_but_an_estimator_imports_scikit_learn() -> None:
     code = "import sys, transformer_nfn.models; assert not {'sklearn', 'skops'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)

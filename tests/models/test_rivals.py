@@ -189,6 +189,7 @@ def planted(n: int, seed: int) -> Dataset:
     return replace(data, network={**data.network, "classifier": last}, accuracy=accuracy)
 
 
+@pytest.mark.nightly
 @every
 def test_a_planted_target_is_found(name: str, tmp_path: Path) -> None:
     data = Parts(planted(48, 0), planted(16, 1), planted(24, 2))

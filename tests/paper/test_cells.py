@@ -100,6 +100,7 @@ def test_parameters_and_augmentation_tables(digits_zoo, tmp_path):
     assert records[0].summary["tau"] == pytest.approx(records[1].summary["tau"], abs=0.05)
 
 
+@pytest.mark.nightly
 def test_predictions_for_gU_and_U_are_compared(digits_zoo, tmp_path):
     columns = ("[-1,1]", "[-100,100]")
     models = ["transformer_nfn", "mlp", "invariant_boosting"]

@@ -1,6 +1,7 @@
 """Reproduced tables beside the paper's: its numbers as printed, our cells where they belong."""
 
 import pytest
+from result_tables import records_of
 from run_folders import write_run
 
 from tnfn_command import assert_refused
@@ -168,6 +169,28 @@ def test_learning_curve_has_rising_numbers_and_no_paper():
     columns = result_rows(cells)
     assert dict.fromkeys(columns["train"]) == dict.fromkeys([1358, 1024, 128, 64])
     assert {*columns["paper"]} == {None}
+
+
+def test_rows_give_the_table_that_their_records_gave():
+    seeds = [{"seed": seed, "tau": tau, "r2": 0.9} for seed, tau in enumerate((0.81, 0.84, 0.9))]
+    kind, zoo = "thresholds", {"task": "mnist", "name": "mine", "runs": 512, "seeds": "one"}
+    selected = {"train": 358, "test": 77, "percent": 75}
+    cells = [
+        record(kind, "mlp", "all", seeds=seeds, zoo=zoo, selection=selected,
+               summary={"tau": 0.85, "tau_se": 0.02645751311, "tau_together": 0.87}),
+        record(kind, "mlp", "all", seeds=seeds[:1], zoo=zoo,
+               selection={**selected, "split_seed": 1}, summary={"tau": 0.81}),
+        record(kind, "statnn:authors", "0.8", zoo=zoo, seeds=[], summary={},
+               status="not enough networks: 3"),
+    ]  # fmt: skip
+    text = markdown_table("table1", cells)
+    assert "StatNN, authors' layers" in text
+    assert markdown_table("table1", records_of(result_rows(cells))) == text
+    disguised = record("augmentation", "mlp", "[-1,1]", 0.84, zoo={**zoo, "task": "ag_news"},
+                       seeds=seeds[1:2], summary={"tau": 0.84, "agreement": {"float32": 0.25}})
+    text = markdown_table("table7", [disguised])
+    assert "float32 max 2.5e-01" in text
+    assert markdown_table("table7", records_of(result_rows([disguised]))) == text
 
 
 def test_lines_of_a_learning_curve_have_the_points_there_are():

@@ -32,6 +32,7 @@ def records(digits_zoo, out):
     )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_networks_of_another_format_are_read_by_invariants_or_not_at_all(records, digits_zoo):
     home = {r.table["row"]: r for r in records if r.table["column"] == "home"}
     other = {r.table["row"]: r for r in records if r.table["column"] == "digits"}

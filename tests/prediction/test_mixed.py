@@ -108,6 +108,7 @@ def test_invariants_and_the_best_epoch_are_of_all_sizes_together():
     assert tau == pytest.approx(kendalltau(truth, predicted).statistic)
 
 
+@pytest.mark.nightly
 def test_a_killed_training_ends_with_the_same_weights(tmp_path):
     data = groups()
     check_killed_and_resumed(builder(data), data, SHORT, tmp_path)

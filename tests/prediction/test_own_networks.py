@@ -51,6 +51,7 @@ def test_features_are_those_of_the_function(tmp_path: Path) -> None:
         assert not torch.allclose(model_features(model), features, atol=1e-1)
 
 
+@pytest.mark.nightly
 def test_a_number_is_learned_and_predicted_for_files_and_rows(zoo: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["--target", "strength", "--seeds", 2, "--out", out]

@@ -271,6 +271,7 @@ def test_a_class_of_a_module_is_trained(tmp_path: Path, monkeypatch: pytest.Monk
     assert_refused("was changed since the training", "predict", "run", f"{ZOO}#0", "--trust")
 
 
+@pytest.mark.nightly
 def test_checkpoints_are_read_too(tmp_path: Path) -> None:
     own_zoo = ModelZoo.create(tmp_path / "zoo")
     for seed in range(24):

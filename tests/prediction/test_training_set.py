@@ -69,6 +69,7 @@ def test_unseen_networks_are_those_of_the_test_part(zoo: Zoo, run: Path) -> None
     assert found["tau"] != found["unseen"]["tau"]
 
 
+@pytest.mark.nightly
 def test_the_command_warns_and_prints_both(zoo: Zoo, run: Path) -> None:
     counts = load_parts(zoo).counts
     code, out, err = tnfn("evaluate", run, "ag-news-sample")

@@ -39,6 +39,7 @@ def builder(data, **options):
     return predictor_builder("whole_network", data.train, {**SMALL, **options})
 
 
+@pytest.mark.nightly
 def test_probes_become_what_good_networks_agree_on():
     one = made(1)
     noise = torch.Generator().manual_seed(0)
@@ -87,12 +88,14 @@ def test_probes_learn_with_the_heads_if_there_are_many_networks(monkeypatch, man
     assert ("outputs" in trainer.inputs[0][0][0]) is not many
 
 
+@pytest.mark.nightly
 def test_a_killed_training_of_probes_ends_with_the_same_weights(monkeypatch, tmp_path):
     data = parts()
     monkeypatch.setattr(model, "MANY_NETWORKS", len(data.train))
     check_killed_and_resumed(builder(data), data, SHORT, tmp_path, epoch=3)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [{"probes": 0}, {}])
 def test_a_run_is_read_back_and_predicts_the_same(tmp_path, options):
     data = with_more()
@@ -106,6 +109,7 @@ def test_a_run_is_read_back_and_predicts_the_same(tmp_path, options):
     assert train_run(ABOUT, data, run, tmp_path).summary == record.summary
 
 
+@pytest.mark.nightly
 def test_predictions_are_on_the_scale_of_the_validation_networks(monkeypatch):
     data = parts()
     narrow = {

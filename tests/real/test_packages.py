@@ -97,6 +97,7 @@ def test_an_archive_that_leaves_its_folder_is_refused(index, tmp_path, name):
     assert not list(tmp_path.rglob("outside"))
 
 
+@pytest.mark.nightly
 def test_the_benchmark_ends_with_one_sentence_and_code_2(index, capsys):
     with pytest.raises(SystemExit) as stop:
         real_models.main([])

@@ -247,6 +247,7 @@ def test_stacks_by_their_blocks():
     assert (found.same_function, found.same_orbit) == (True, False)
 
 
+@pytest.mark.nightly
 def test_a_permuted_stream_between_blocks_is_seen_where_the_space_says_so():
     loose = ALL["stack, permuted between"]
     fixed = spaces.stack(spaces.attention_block(6, 2, 3, 4, 9), 3)

@@ -123,6 +123,7 @@ def test_killed_ten_times_and_resumed(tmp_path: Path, environment: dict[str, str
     kill_and_resume(reference, tmp_path / "zoo", options, 10, environment)
 
 
+@pytest.mark.nightly
 def test_the_shard_of_a_killed_worker_is_trained_again(small_zoo: Zoo, tmp_path: Path) -> None:
     out = tmp_path / "zoo"
 
@@ -184,6 +185,7 @@ def test_a_folder_of_another_zoo_or_of_other_files_is_rejected(
     assert sorted(small_zoo.path.rglob("*")) == before
 
 
+@pytest.mark.nightly
 def test_more_runs_extend_a_zoo(small_zoo: Zoo, tmp_path: Path) -> None:
     out = shutil.copytree(small_zoo.path, tmp_path / "zoo")
     before = {path.name: path.read_bytes() for path in (out / "shards").iterdir()}

@@ -20,6 +20,7 @@ def test_build_prints_a_summary_and_resumes(tmp_path: Path) -> None:
     assert "one seed for all" in printed("zoo", "info", tmp_path / "z")
 
 
+@pytest.mark.nightly
 def test_a_predictor_trains_on_a_zoo_of_three_epochs(tmp_path: Path) -> None:
     options = ("--runs", 40, "--epochs", 3, "--samples", 64, "--workers", 1)
     printed("zoo", "build", "--out", tmp_path / "zoo", *options)

@@ -89,6 +89,7 @@ def test_networks_and_targets_come_as_they_are(nets: Path, tmp_path: Path, suffi
     assert as_json("zoo", "verify", out)["networks"] == 3
 
 
+@pytest.mark.nightly
 def test_an_import_that_was_killed_continues(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

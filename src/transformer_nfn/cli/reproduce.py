@@ -125,7 +125,7 @@ def reproduce_command(
       tnfn reproduce table1 mnist-sample --out results   # see `tnfn assets`
       tnfn reproduce table7 zoo --out results --models transformer_nfn,mlp
       tnfn reproduce table1 zoo --out results --splits 5 --jobs 8 --minutes 25
-      tnfn reproduce table1 zoo --out results --models mlp,statnn --variant authors
+      tnfn reproduce table1 zoo --out results --variant authors
       tnfn reproduce learning-curve zoo --out results --sizes 100,717
       tnfn reproduce mixed zoos/mixed --out results --leave-out w48-h4-d3
       tnfn reproduce transfer mnist-zoo --to fashion-zoo --out results
@@ -193,8 +193,8 @@ def reproduce_command(
         echo_json([asdict(result) for result in results])
         return
     Console().print(Markdown((out / f"{what}.md").read_text()))
-    typer.echo(f"wrote {out}/{what}.md and {out}/{what}.parquet")
-    for path in drawn:
+    made = (out / f"{what}{end}" for end in (".md", ".parquet", "-paired.parquet"))
+    for path in [*filter(Path.is_file, made), *drawn]:
         typer.echo(f"wrote {path}")
     if (left := total - len(results)) > 0:
         typer.echo(f"{left} cells are left for another call of the same command")

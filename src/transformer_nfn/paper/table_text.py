@@ -97,6 +97,16 @@ class TableView:
             texts.append(f"**{text}**" if row in best_keys(every) else text)
         return texts if any(text != NOTHING for text in texts) else []
 
+    def lines(self) -> list[str]:
+        """The table in Markdown: our row, and under it the paper's."""
+        return _lines(self)
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences under the table."""
+        remark = [self.paper.note] if self.paper.note else []
+        return [*remark, *self.agreements(), *self.reasons()]
+
     def reasons(self) -> list[str]:
         """A sentence for each cell without a number."""
         return [
@@ -323,6 +333,13 @@ def _markdown(view: TableView) -> str:
     paper = view.paper
     zoo = f" Here: {view.zoo}." if view.zoo else ""
     source = f" Paper: {paper.zoo}." if paper.printed else ""
+    notes = [f"- {note}" for note in view.notes]
+    heading = f"**{paper.heading}. {paper.title}.**{zoo}{source}"
+    return "\n".join([heading, "", *view.lines(), "", *notes, *([""] if notes else [])])
+
+
+def _lines(view: TableView) -> list[str]:
+    paper = view.paper
     # Whose number it is, where there is more than ours.
     whose = [""] if paper.printed else []
     rows = []
@@ -338,15 +355,7 @@ def _markdown(view: TableView) -> str:
             rows.append([*whose, SEEDS_TOGETHER, *together])
         if any(text != NOTHING for text in theirs[2:]):
             rows.append(theirs)
-    notes = [*([paper.note] if paper.note else []), *view.agreements(), *view.reasons()]
-    return "\n".join([
-        f"**{paper.heading}. {paper.title}.**{zoo}{source}",
-        "",
-        *markdown_rows([paper.corner, *whose], view.columns.values(), rows),
-        "",
-        *(f"- {note}" for note in notes),
-        *([""] if notes else []),
-    ])  # fmt: skip
+    return markdown_rows([paper.corner, *whose], view.columns.values(), rows)
 
 
 def markdown_rows(

@@ -32,7 +32,8 @@ from transformer_nfn.paper.numbers import (
     table_named,
     table_of,
 )
-from transformer_nfn.paper.rows import result_rows
+from transformer_nfn.paper.paired import paired_rows
+from transformer_nfn.paper.rows import as_columns, result_rows
 from transformer_nfn.paper.table_text import ALL_NETWORKS, check_topic, markdown_table
 from transformer_nfn.paper.transfer import other_zoos, transferred
 from transformer_nfn.prediction.data import PERCENT, Selection, count_training
@@ -263,6 +264,8 @@ def reproduce(
 ) -> list[RunRecord]:
     """Fill every cell of a table and write it as Parquet and Markdown beside the paper's.
 
+    NAME-paired.parquet has the difference of every two predictors, see `paired_rows`.
+
     Finished cells are read, not trained again, so an interrupted call resumes.
 
     Args:
@@ -299,4 +302,7 @@ def reproduce(
         records = transferred(folders, others, selection.get("percent", PERCENT))
     write_text(out / f"{name}.md", markdown_table(name, records))
     write_parquet(out / f"{name}.parquet", result_rows(records), RunError)
+    if table_named(name).quantity == "tau" and not others:
+        pairs = paired_rows(out / "cells" / cell.folder for cell in cells)
+        write_parquet(out / f"{name}-paired.parquet", as_columns(pairs), RunError)
     return records

@@ -448,13 +448,13 @@ def load_parts(
         free = np.isin(run, zoo.runs[train]) if subset else ~np.isin(run, held_out)
         rows = np.asarray(every[free & ~np.isin(every, train)])
         more = load_rows(zoo, rows, target) if len(rows) else None
-    learned, *held = (load_rows(zoo, part, target) for part in (train, val, test))
-    twins = [has_twin(zoo, part, train) for part in (val, test)]
-    val_data, test_data = (
-        replace(data, columns={**data.columns, TWIN: twin})
-        for data, twin in zip(held, twins, strict=True)
-    )
-    return check_parts(Parts(learned, val_data, test_data, more))
+    held = [_held_out(zoo, part, train, target) for part in (val, test)]
+    return check_parts(Parts(load_rows(zoo, train, target), held[0], held[1], more))
+
+
+def _held_out(zoo: Zoo, rows: np.ndarray, train: np.ndarray, target: Target) -> Dataset:
+    data = load_rows(zoo, rows, target)
+    return replace(data, columns={**data.columns, TWIN: has_twin(zoo, rows, train)})
 
 
 def has_twin(zoo: Zoo, rows: np.ndarray, train: np.ndarray) -> np.ndarray:
@@ -503,7 +503,8 @@ def load_networks(
     column = selection.target
     values = [target_values(zoo[name], column, at) for name, at in rows.items()]
     target = Target.of(column, np.concatenate(values))
-    left_out = {name: load_rows(zoo[name], rows[name], target) for name in selection.leave_out}
+    none = np.array([], dtype=int)
+    left_out = {n: _held_out(zoo[n], rows[n], none, target) for n in selection.leave_out}
     names = [name for name in names if name not in left_out]
     if not names:
         raise RunError(f"'{zoo.path}' has no size left to train on: {len(left_out)} are left out")

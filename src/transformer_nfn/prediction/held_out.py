@@ -91,20 +91,10 @@ class HeldOut:
         return np.concatenate([part.residuals for part in parts])
 
     def seed_rows(self, seeds: Sequence[int]) -> list[dict[str, Any]]:
-        """Scores of each seed on the test networks of all sizes together.
-
-        ``tau_alone`` is that of networks without a twin in training.
-        """
+        """Scores of each seed on the test networks of all sizes together."""
         truth = np.concatenate([part.truth for part in self.test])
         predicted = np.concatenate([part.predicted for part in self.test], 1)
-        rows = [{"seed": seed, **scores(truth, predicted[i])} for i, seed in enumerate(seeds)]
-        if all(TWIN in part.columns for part in self.test):
-            alone = ~np.concatenate([part.columns[TWIN] for part in self.test])
-            for row, each in zip(rows, predicted, strict=True):
-                row["tau_alone"] = (
-                    kendall_tau(truth[alone], each[alone]) if alone.sum() > 1 else None
-                )
-        return rows
+        return [{"seed": seed, **scores(truth, predicted[i])} for i, seed in enumerate(seeds)]
 
     def by_size(self, radius: Callable[[str], float]) -> dict[str, Any]:
         """Figures of each size for a record; ``radius`` gives the intervals of left-out sizes."""

@@ -16,10 +16,10 @@ RESPLITS = 1000
 
 
 def kendall_tau(accuracy: np.ndarray, predicted: np.ndarray) -> float:
-    """Kendall's τ-b; 0 where all predictions are equal."""
+    """Kendall's τ-b; 0 where all predictions are equal, or there are fewer than two."""
     from scipy.stats import kendalltau
 
-    value = float(kendalltau(accuracy, predicted).statistic)
+    value = float(kendalltau(accuracy, predicted).statistic) if len(accuracy) > 1 else 0.0
     return value if math.isfinite(value) else 0.0
 
 
@@ -41,12 +41,12 @@ def bootstrap_interval(
     """90 % bootstrap interval of τ over resampled networks."""
     source, n = np.random.default_rng(seed), len(accuracy)
     counts = [np.bincount(source.integers(0, n, n), minlength=n) for _ in range(BOOTSTRAP_SAMPLES)]
-    values = _resampled_taus(accuracy, predicted, np.array(counts))
+    values = resampled_taus(accuracy, predicted, np.array(counts))
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
-def _resampled_taus(accuracy: np.ndarray, predicted: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def resampled_taus(accuracy: np.ndarray, predicted: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """`kendall_tau` of samples that hold each network ``counts`` ``[samples, n]`` times."""
     weights = counts.astype(np.float32)  # exact: sums of a sample's counts are at most n
     concordant = np.zeros(len(counts))  # less the discordant, over ordered pairs

@@ -93,8 +93,8 @@ class RunRecord:
             ``split_seed`` where it is not 0, ``split`` where it is not by run; of a mixed
             zoo also the counts by ``kinds`` (sizes) and the names ``left_out``.
         protocol: training protocol, model options and training identity.
-        seeds: for each seed ``seed, tau, tau_low, tau_high, tau_alone, r2, mae, val_tau,
-            best_epoch, seconds``.
+        seeds: for each seed ``seed, tau, tau_low, tau_high, r2, mae, val_tau, best_epoch,
+            seconds``.
         summary: ``tau, tau_se, r2, mae, coverage`` over the seeds; ``tau_together`` of the mean
             prediction; with augmentation ``agreement`` (`transformer_nfn.paper.cells`); of a
             mixed zoo figures by ``kinds``, for the sizes ``left_out``, and ``widening``
@@ -325,8 +325,6 @@ def _check_seed(row: Fields, target: Target) -> int:
         _check_numbers(row, "accuracy calibration_error seconds", "auroc")
     else:
         _check_numbers(row, "tau tau_low tau_high mae seconds", "r2")
-        if "tau_alone" in row.data:  # of zoos that tell the recipe of a run
-            _check_numbers(row, null="tau_alone")
         if row.known("best_epoch"):
             row.whole("best_epoch", 1)
             row.number("val_tau")
