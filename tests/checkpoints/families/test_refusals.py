@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from tiny_checkpoints import save
 from torch import Tensor
 
+import tiny_families
+from tiny_families import nightly
 from transformer_nfn.checkpoints.families import (
     OpenOptions,
     UnknownFamilyError,
@@ -406,3 +408,21 @@ def test_the_core_never_imports_the_library_of_others() -> None:
     code = "import sys, transformer_nfn.checkpoints.families as f; f.families(); "
     code += "assert 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+HEADS = ("bert", "albert", *nightly("bert-base", "roberta", "esm", "distilbert"))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_part_beside_the_stacks_is_there_as_a_whole(name: str, tmp_path: Path) -> None:
+    """The head of a masked language model without its bias is another function, not an option."""
+    file = tiny_families.save(tiny_families.build(name), tmp_path) / "model.safetensors"
+    with open_model(tmp_path) as model:
+        entries = model.binding.entries.items()
+        names = [n for n, e in entries if any(s.tensor.startswith("extra.") for s in e.slots)]
+    state = load_file(file)
+    assert names
+    for gone in names:
+        save_file({key: w for key, w in state.items() if key != gone}, file)
+        with pytest.raises(CheckpointError, match=f"lacks '.*{re.escape(gone.split('.', 1)[1])}'"):
+            open_model(tmp_path)

@@ -335,6 +335,7 @@ def _present(
             for at in (at for line in stack_lines for at in counts.at(line, i))
         ]
     held = {slot.tensor for line in expanded if line.key in keys for slot in line.slots}
+    parts = {part for line in expanded if line.key in keys for part in _parts(line)}
     if "patch_bias" in held and "patch" not in held:
         _refuse(where, f"lacks the matrix of the embedding of {family.title}, whose bias it has")
     for line in expanded:
@@ -343,7 +344,8 @@ def _present(
             continue
         elsewhere = bool(line.slots) and all(slot.tensor in held for slot in line.slots)
         gone = line.stack in family.optional and not blocks[str(line.stack)]
-        if not (line.optional or elsewhere or gone):
+        optional = line.optional and not _parts(line) & parts
+        if not (optional or elsewhere or gone):
             _refuse(where, f"lacks '{line.key}', which holds {_holds(line)} of {family.title}")
     for at, counter in family.counters.items():
         for i in range(blocks[counter]):
@@ -351,6 +353,12 @@ def _present(
                 name = f"{at}{i}.{tensor}"
                 if name not in held and f"{at}{i}.expert.0.{tensor}" not in held:
                     _refuse(where, f"lacks the tensor that holds '{name}' of {family.title}")
+
+
+def _parts(line: Line) -> set[str]:
+    """The parts beside the stacks, such as ``mlm``, that a line belongs to: present as a whole."""
+    names = (slot.tensor.split(".") for slot in line.slots)
+    return {name[1].partition("_")[0] for name in names if name[0] == "extra"}
 
 
 def _check_complete(
