@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "prediction"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "prediction"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fuzz"))
 
 from made_networks import parts
 
