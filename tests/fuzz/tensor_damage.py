@@ -29,7 +29,7 @@ CHANGES: dict[str, tuple[Callable[[Tensor], Any], Right]] = {
     "float8 e5m2": (lambda w: w.to(torch.float8_e5m2), REFUSED),
     "int64": (lambda w: w.to(torch.int64), REFUSED),
     "uint8": (lambda w: w.to(torch.uint8), REFUSED),
-    "bool": (lambda w: w > 0, REFUSED),
+    "bool": (lambda w: w.double() > 0, REFUSED),
     "complex": (lambda w: w.to(torch.complex64), REFUSED),
     "scalar": (lambda w: w.reshape(-1)[0].clone(), REFUSED),
     "empty": (lambda w: w.new_empty(0), REFUSED),

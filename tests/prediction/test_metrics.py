@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import expit
+from scipy.stats import kendalltau
 
 from cases import trials
 from transformer_nfn.models.whole_network.curve import fit_curve
 from transformer_nfn.models.whole_network.model import piecewise_linear
+from transformer_nfn.paper.numbers import examples_text
 from transformer_nfn.prediction.metrics import (
     BOOTSTRAP_SAMPLES,
     bootstrap_interval,
@@ -20,6 +22,7 @@ from transformer_nfn.prediction.metrics import (
     r_squared,
     scores,
     standard_error,
+    worth_in_examples,
 )
 
 
@@ -136,3 +139,24 @@ def test_an_output_scale_keeps_the_order_and_needs_networks():
     assert expit(bent(logits[:3], few, at)) == pytest.approx(expit(at), abs=0.1)
     assert bent(np.empty(0), np.empty(0), at) == pytest.approx(at)
     assert bent(np.ones(5), np.full(5, 0.5), np.ones(1)) == pytest.approx(0, abs=0.05)
+
+
+def test_labelled_examples_that_rank_as_well_as_a_prediction():
+    """At the number found, accuracies measured anew have the τ; more examples have more."""
+    draw = np.random.default_rng(7)
+    for networks in (60, 400):
+        accuracy = np.round(draw.beta(4, 2, networks), 4)
+        found = worth_in_examples(accuracy, [0.5, 0.7, 0.85])
+        for tau, count in zip((0.5, 0.7, 0.85), found, strict=True):
+            taus = [
+                kendalltau(accuracy, draw.binomial(count, accuracy) / count).statistic
+                for _ in range(300)
+            ]
+            assert np.mean(taus) == pytest.approx(tau, abs=0.03), (networks, count)
+        assert found == sorted(found)
+        assert worth_in_examples(accuracy, [-0.5, 0.0, 1.0]) == [0, 0, None]
+
+
+def test_the_number_of_examples_is_said_to_two_digits():
+    found = [examples_text(count) for count in (0, 7, 976, 1526, 131072, None)]
+    assert found == ["0", "7", "980", "1,500", "130,000", "> 131,072"]

@@ -18,6 +18,7 @@ from tnfn_command import assert_refused, printed, tnfn
 from transformer_nfn.prediction.data import describe_zoo, load_parts
 from transformer_nfn.prediction.evaluate import evaluate
 from transformer_nfn.prediction.experiment import train_run
+from transformer_nfn.prediction.metrics import worth_in_examples
 from transformer_nfn.prediction.predict import predict
 from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.zoo.module import to_state_dict
@@ -196,6 +197,11 @@ def test_a_record_says_whose_seeds_the_networks_have(digits_zoo, run):
     assert record.zoo["seeds"] == "each"
     assert evaluate(run, digits_zoo.path)["zoo_seeds"] == "each"
     assert "a seed each" in printed("evaluate", run, digits_zoo.path)
+    figures = evaluate(run, digits_zoo.path)
+    worth, low, high = figures["examples"]
+    assert low <= worth <= high
+    accuracy = digits_zoo.table["test_accuracy"][digits_zoo.select(percent=75)]
+    assert worth_in_examples(accuracy.astype(float), [figures["tau"]]) == [worth]
     shown = " ".join(printed("evaluate", run).split())
     assert "a seed each" in shown
     assert f"together {record.summary['tau_together']:.3f}" in shown

@@ -13,10 +13,13 @@ from store_damage import sign_run
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.models.predictor import model_name
 from transformer_nfn.paper.gather import gather
+from transformer_nfn.prediction.metrics import worth_in_examples
 from transformer_nfn.prediction.runs import (
     PREDICTIONS_FILE,
     RUN_FILE,
     RunError,
+    RunRecord,
+    predictions_on_test,
     read_predictions,
     write_predictions,
 )
@@ -56,6 +59,19 @@ def test_every_model_and_section_is_there(text):
         assert f'<section id="{section}"' in text
     found = {entry["name"] for entry in data_of(text)["zoos"][0]["models"]}
     assert len(found) == len(MODELS)
+
+
+def test_a_model_is_worth_so_many_labelled_examples(tmp_path):
+    write_run(tmp_path / "runs", "statnn", networks=400, seeds=2, same_parts=True, skill=5.0)
+    write_report([tmp_path], tmp_path / "report.html")
+    page = plain((tmp_path / "report.html").read_text())
+    table = page.partition("Worth examples</th>")[2].partition("</table>")[0]
+    (row,) = re.findall(r'<tr><th scope="row">StatNN</th>(.*?)</tr>', table)
+    worth = re.findall("<td>(.*?)</td>", row)[-1]
+    accuracy, _ = predictions_on_test(read_predictions(tmp_path / "runs"))
+    tau = RunRecord.read(tmp_path / "runs").summary["tau"]
+    (count,) = worth_in_examples(np.sort(accuracy), [tau])
+    assert float(worth.replace(",", "")) == pytest.approx(count, rel=0.15)
 
 
 def test_every_caption_says_whose_seeds_the_networks_have(tmp_path):

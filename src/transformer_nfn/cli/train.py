@@ -270,6 +270,7 @@ def evaluate_command(
     names = ["accuracy", "AUROC", "calibration error"] if of_classes else [
         "Kendall τ", "90 % interval of τ", "R²", "mean error"
     ]  # fmt: skip
+    names += ["worth labelled examples"] if "examples" in scores else []
     table = Table("", "networks", *names, "interval holds", title=title)
     rows = _all_and_unseen("all", scores)
     for size, figures in scores.get("kinds", {}).items():
@@ -289,14 +290,18 @@ def evaluate_command(
 
 def _cells(figures: dict[str, Any], target: str) -> list[str]:
     """Scores of numbers or of classes."""
-    from transformer_nfn.paper.numbers import mean_text
+    from transformer_nfn.paper.numbers import examples_text, mean_text
     from transformer_nfn.zoo.targets import names_accuracy
 
     if "auroc" in figures:
         return [mean_text(figures[key]) for key in ("accuracy", "auroc", "calibration_error")]
     error = f"{figures['mae']:{'.3f' if names_accuracy(target) else '.3g'}}"
     tau = f"{figures['tau_low']:.3f} to {figures['tau_high']:.3f}"
-    return [f"{figures['tau']:.3f}", tau, mean_text(figures["r2"]), error]
+    cells = [f"{figures['tau']:.3f}", tau, mean_text(figures["r2"]), error]
+    if "examples" in figures:
+        worth, *ends = (examples_text(count) for count in figures["examples"])
+        cells.append(f"{worth} ({' to '.join(ends)})")
+    return cells
 
 
 def _all_and_unseen(name: str, figures: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -36,6 +36,11 @@ def mean_text(value: float | None, error: float | None = None) -> str:
     return text if error is None or error != error else f"{text} ± {error:.3f}"
 
 
+def examples_text(count: int | None) -> str:
+    """How many labelled examples a prediction is worth, to two digits: ``980``, ``> 131,072``."""
+    return "> 131,072" if count is None else f"{float(f'{count:.2g}'):,.0f}"
+
+
 CHANGE = "change"
 """Column of table 7 that the paper lacks, see `largest_change`."""
 

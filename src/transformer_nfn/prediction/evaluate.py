@@ -12,7 +12,7 @@ import numpy as np
 
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.prediction.data import PERCENT, Dataset, Selection, load_rows, zoos_in
-from transformer_nfn.prediction.metrics import class_scores, scores
+from transformer_nfn.prediction.metrics import class_scores, scores, worth_in_examples
 from transformer_nfn.prediction.predict import BATCH, Report, TrainedRun, check_readable
 from transformer_nfn.prediction.predictors import class_folders
 from transformer_nfn.prediction.runs import RunError
@@ -31,12 +31,14 @@ class Evaluated:
         predicted: by the run; of classes the probability of each, ``[classes, n]``.
         covered: whether the interval contains the accuracy.
         standing: whether the network was used in the training.
+        shares: whether accuracies are predicted, which labelled examples measure, too.
     """
 
     accuracy: np.ndarray
     predicted: np.ndarray
     covered: np.ndarray
     standing: list[Standing]
+    shares: bool
 
     @staticmethod
     def joined(parts: Sequence[Evaluated]) -> Evaluated:
@@ -46,6 +48,7 @@ class Evaluated:
             np.concatenate([part.predicted for part in parts], -1),
             np.concatenate([part.covered for part in parts]),
             [standing for part in parts for standing in part.standing],
+            parts[0].shares,
         )
 
     def figures(self) -> dict[str, Any]:
@@ -63,9 +66,13 @@ class Evaluated:
     def _scores(self, chosen: np.ndarray) -> dict[str, Any]:
         accuracy, predicted = self.accuracy[chosen], self.predicted[..., chosen]
         measure = scores if predicted.ndim == 1 else class_scores
+        found: dict[str, Any] = {**measure(accuracy, predicted)}
+        if self.shares:
+            taus = [found["tau"], found["tau_low"], found["tau_high"]]
+            found["examples"] = worth_in_examples(accuracy, taus)
         return {
             "networks": len(accuracy),
-            **measure(accuracy, predicted),
+            **found,
             "coverage": float(self.covered[chosen].mean()),
         }
 
@@ -86,7 +93,8 @@ def evaluate(
 
     ``trained_on`` counts the networks that the run was trained on, ``selected_by`` those that
     chose its best epoch, and ``note`` says so in a sentence. ``unseen`` has the scores on the other
-    networks; None if these are too few. ``zoo_seeds`` is `Zoo.seeds`. ``warning`` names sizes
+    networks; None if these are too few. ``examples`` are the `worth_in_examples` of τ and of the
+    ends of its interval. ``zoo_seeds`` is `Zoo.seeds`. ``warning`` names sizes
     outside the training set. For a mixed zoo ``kinds`` has the same for each size.
 
     Args:
@@ -166,11 +174,12 @@ def _evaluate(
     found = run.assess(data, sizes, [f"{zoo.path}#{row}" for row in data.columns["row"]])
     if found.probabilities is None:
         covered = (found.low.numpy() <= data.truth) & (data.truth <= found.high.numpy())
-        return Evaluated(data.truth, found.mean.numpy(), covered, standing)
+        shares = run.target.is_accuracy
+        return Evaluated(data.truth, found.mean.numpy(), covered, standing, shares)
     truth = data.accuracy.cpu().numpy().astype(int)
     likely = found.probabilities.mean(0)
     doubt = 1 - likely[truth, np.arange(len(truth))]
-    return Evaluated(truth, likely, doubt <= run.class_threshold(found.novelty), standing)
+    return Evaluated(truth, likely, doubt <= run.class_threshold(found.novelty), standing, False)
 
 
 def _size_warning(warnings: Mapping[str, str | None]) -> str | None:

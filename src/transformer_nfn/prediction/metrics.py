@@ -13,6 +13,10 @@ LEVEL = 0.9
 PAIR_ROWS = 256
 """Networks whose pairs with all others are in memory together."""
 RESPLITS = 1000
+EXAMPLES = 2 ** np.arange(18)
+"""Numbers of labelled examples that predictions are compared with."""
+MEASUREMENTS = 16
+"""Times that accuracies are measured, as a simulation."""
 
 
 def kendall_tau(accuracy: np.ndarray, predicted: np.ndarray) -> float:
@@ -21,6 +25,22 @@ def kendall_tau(accuracy: np.ndarray, predicted: np.ndarray) -> float:
 
     value = float(kendalltau(accuracy, predicted).statistic) if len(accuracy) > 1 else 0.0
     return value if math.isfinite(value) else 0.0
+
+
+def worth_in_examples(accuracy: np.ndarray, taus: Sequence[float]) -> list[int | None]:
+    """How many labelled examples rank networks as well as predictions of each τ do.
+
+    Accuracies measured on so many examples are drawn from the true ones, and ranked. 0 for a τ that
+    one example reaches; None for one that 131,072 do not.
+    """
+    source = np.random.default_rng(0)
+    found = [
+        np.mean([kendall_tau(accuracy, source.binomial(n, accuracy)) for _ in range(MEASUREMENTS)])
+        for n in EXAMPLES
+    ]
+    reached = np.maximum.accumulate(found)
+    exponents = np.interp(taus, reached, np.arange(len(EXAMPLES)), left=-np.inf, right=np.nan)
+    return [None if np.isnan(e) else round(float(2**e)) for e in exponents]
 
 
 def r_squared(accuracy: np.ndarray, predicted: np.ndarray) -> float | None:

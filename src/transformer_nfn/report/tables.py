@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 
 from transformer_nfn.paper.gather import Run, ZooStudy
-from transformer_nfn.paper.numbers import mean_text
+from transformer_nfn.paper.numbers import examples_text, mean_text
 from transformer_nfn.paper.table_text import (
     OurCell,
     TableView,
@@ -20,6 +20,7 @@ from transformer_nfn.paper.table_text import (
     place,
     seeds_together,
 )
+from transformer_nfn.prediction.metrics import worth_in_examples
 from transformer_nfn.prediction.runs import IDENTITY
 from transformer_nfn.report.findings import (
     ALWAYS_THE_MEAN,
@@ -100,10 +101,11 @@ def models_table(tested: HeldOut) -> str:
             "parameters": count(size),
         }
         leads = {name for name, which in best.items() if index in which}
-        rows.append(_numbers_row(quoted(run.name), f"{tested.key}.m{index}", cells, leads))
+        texts = _numbers(f"{tested.key}.m{index}", cells, leads)
+        rows.append(_row(quoted(run.name), [*texts, quoted(_worth(tested, run))]))
     for run in zoo.main:
         if not run.done:
-            why = f'<td colspan="6" class="why">{quoted(run.record.status)}</td>'
+            why = f'<td colspan="7" class="why">{quoted(run.record.status)}</td>'
             rows.append(f'<tr><th scope="row">{quoted(run.name)}</th>{why}</tr>')
     always = baseline(tested)
     if always is not None:
@@ -111,11 +113,21 @@ def models_table(tested: HeldOut) -> str:
             shown(f"{tested.key}.mean.{name}", decimal(getattr(always, name)))
             for name in ("r2", "mae")
         ]
-        texts = [NOTHING, NOTHING, *scores, NOTHING, NOTHING]
+        texts = [NOTHING, NOTHING, *scores, NOTHING, NOTHING, NOTHING]
         rows.append(_row(f"<i>{ALWAYS_THE_MEAN}</i>", texts, "baseline"))
-    head = ["Model", "Kendall’s τ", "Seeds together", "R²", "MAE", "In interval", "Parameters"]
+    head = ["Model", "Kendall’s τ", "Seeds together", "R²", "MAE", "In interval", "Parameters",
+            "Worth examples"]  # fmt: skip
     caption = f"How well each model ranks the test networks · {quoted(zoo.label)}"
     return table(caption, head, rows, "numbers", _models_note(tested.key, zoo, always))
+
+
+def _worth(tested: HeldOut, run: Run) -> str:
+    """How many labelled examples the mean τ of a run is worth."""
+    tau, model = finite(run.record.summary.get("tau")), tested.of(run)
+    if tau is None or model is None:
+        return NOTHING
+    networks = np.unique(np.concatenate([part.network for part in model.seeds]))
+    return examples_text(*worth_in_examples(tested.networks.accuracy[networks], [tau]))
 
 
 def _models_note(key: str, zoo: ZooStudy, always: Baseline | None) -> str:
@@ -135,7 +147,9 @@ def _models_note(key: str, zoo: ZooStudy, always: Baseline | None) -> str:
         aim = f", which aims at {shown(f'{key}.level', f'{100 * max(levels):g} %')}"
     note += (
         "MAE is in units of accuracy: a hundredth is one percentage point. In interval: the share "
-        f"of test networks inside their interval{aim}. Trees have no parameters to count."
+        f"of test networks inside their interval{aim}. Trees have no parameters to count. "
+        "Worth examples: accuracies measured on so many labelled examples would rank the test "
+        "networks as well as this τ, simulated from their measured accuracies."
     )
     if always is not None:
         mean = shown(f"{key}.mean.said", percent(always.predicted))
@@ -164,7 +178,8 @@ def calibration_table(tested: HeldOut) -> str:
             "reach": NOTHING if reach is None else f"± {points(reach)}",
             "recorded": percent(summary.get("coverage")),
         }
-        rows.append(_numbers_row(quoted(run.name), f"{tested.key}.m{index}.calibration", cells))
+        at = f"{tested.key}.m{index}.calibration"
+        rows.append(_row(quoted(run.name), _numbers(at, cells)))
     if not rows:
         return ""
     head = ["Model", "Aim", "In interval", "True is below", "True is above", "Mean width",
@@ -273,7 +288,8 @@ def worst_table(key: str, name: str, zoo: str, networks: list[WorstNetwork]) -> 
         }
         at = f"{key}.w{index}"
         name_of = escape(network_name(zoo, network.place, network.run))
-        rows.append(_numbers_row(shown(f"{at}.id", f"<code>{name_of}</code>"), at, cells))
+        first = shown(f"{at}.id", f"<code>{name_of}</code>")
+        rows.append(_row(first, _numbers(at, cells)))
     head = ["Network", "Run", "True", "Predicted", "Interval", "Error (points)",
             *(HEADINGS[name] for name in networks[0].configuration)]  # fmt: skip
     caption = f"Worst networks of {quoted(name)}, means over the seeds that tested them"
@@ -419,12 +435,10 @@ def _row(first: str, cells: Iterable[str], kind: str = "") -> str:
     return f'<tr{f" class={kind}" if kind else ""}><th scope="row">{first}</th>{inner}</tr>'
 
 
-def _numbers_row(
-    first: str, key: str, cells: Mapping[str, str], best: Container[str] = ()
-) -> str:
-    """A row whose cells are numbers under ``key.name``."""
+def _numbers(key: str, cells: Mapping[str, str], best: Container[str] = ()) -> list[str]:
+    """Cells that are numbers under ``key.name``."""
     marked = ((name, shown(f"{key}.{name}", text)) for name, text in cells.items())
-    return _row(first, [_best(text, name in best) for name, text in marked])
+    return [_best(text, name in best) for name, text in marked]
 
 
 def _our_text(key: str, cell: OurCell | None, best: bool) -> str:

@@ -133,20 +133,15 @@ def bind(family: Family, checkpoint: Checkpoint, settings: Mapping[str, Any]) ->
     if unstated:
         raise UnstatedFactError(where, family, unstated)
     entries = {
-        key: _entry(line, key, infos[key], sizes, where)
-        for key, line in known.items()
-        if line.slots
+        key: _entry(at, key, infos[key], sizes, where) for key, at in known.items() if at.slots
     }
     left = [key for key in keys if keys[key] not in known]
     extra = [keys[key] for key in left if not is_ignored(family, key, prefix)]
     if extra and not family.open:
         names_of = dict.fromkeys(line.stated_by for line in family.lines if line.stated_by)
         way = f"one of {', '.join(names_of)}" if names_of else DATA_FILE
-        _refuse(
-            where,
-            f"holds '{extra[0]}' {list(infos[extra[0]].shape)}, which {family.title} does not "
-            f"have; {way} can say what it is",
-        )
+        lacks = f"which {family.title} does not have; {way} can say what it is"
+        _refuse(where, f"holds '{extra[0]}' {list(infos[extra[0]].shape)}, {lacks}")
     kept_keys = [*(key for key, line in known.items() if not line.slots), *extra]
     holders: dict[str, tuple[str, ...]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -322,12 +317,12 @@ def _present(
     _check_complete(family, lines, keys, counts, where)
     expanded: list[Line] = [line.spread(blocks) for line in lines if line.counter is None]
     for counter, n in blocks.items():
-        stack_lines = [line for line in lines if line.counter == counter]
-        # Where one block has it, all must.
         stack_lines = [
             line
-            for line in stack_lines
-            if not line.optional or any(line.at(i).key in keys for i in range(n))
+            for line in lines
+            if line.counter == counter
+            # Where one block has it, all must.
+            and (not line.optional or any(line.at(i).key in keys for i in range(n)))
         ]
         expanded += [
             replace(at, optional=False)
@@ -344,8 +339,7 @@ def _present(
             continue
         elsewhere = bool(line.slots) and all(slot.tensor in held for slot in line.slots)
         gone = line.stack in family.optional and not blocks[str(line.stack)]
-        optional = line.optional and not _parts(line) & parts
-        if not (optional or elsewhere or gone):
+        if not ((line.optional and not _parts(line) & parts) or elsewhere or gone):
             _refuse(where, f"lacks '{line.key}', which holds {_holds(line)} of {family.title}")
     for at, counter in family.counters.items():
         for i in range(blocks[counter]):
