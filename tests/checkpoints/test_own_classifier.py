@@ -181,6 +181,23 @@ def test_a_constant_on_the_embedding_that_a_post_norm_block_reads_is_seen(tmp_pa
     assert compare_fingerprints(take_fingerprint(model), take_fingerprint(other)).changed
 
 
+def test_a_bias_that_only_one_of_two_has_is_seen_unless_it_is_zero(tmp_path: Path) -> None:
+    module = Classifier(LAYOUTS[3])
+    state, options = module.state_dict(), OpenOptions(settings=module.layout.fields())
+    bias = state.pop("embed.bias")
+    own = saved(module, tmp_path / "own.pt")
+    torch.save(state, tmp_path / "without.pt")
+    torch.save({**state, "embed.bias": 0 * bias}, tmp_path / "zero.pt")
+    with (
+        open_model(own, options) as model,
+        open_model(tmp_path / "without.pt", options) as without,
+        open_model(tmp_path / "zero.pt", options) as zero,
+    ):
+        assert relate(without, zero).same_function is True
+        for a, b in ((model, without), (without, model), (model, zero)):
+            assert relate(a, b).same_function is not True
+
+
 @pytest.mark.nightly
 @every_layout
 def test_edits_are_seen(layout: Layout, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from transformer_nfn.checkpoints import open_model
 from transformer_nfn.checkpoints.relations import relate
 from transformer_nfn.errors import CheckpointError
 from transformer_nfn.io.checkpoint import Checkpoint
+from transformer_nfn.io.scaled_weights import LEFT_OUT
 
 KEY = "model.layers.1.mlp.down_proj"
 
@@ -126,3 +128,16 @@ def test_scales_that_do_not_fit_are_refused(llama: Path, tmp_path: Path) -> None
     save_file({name: t for name, t in tensors.items() if name != key}, file)
     with pytest.raises(CheckpointError, match="float8_e4m3fn"):
         open_model(tmp_path / "q")
+
+
+@pytest.mark.parametrize("form", [*PACKED, *SCALED])
+def test_empty_parts_are_refused(form: str, llama: Path, tmp_path: Path) -> None:
+    write_quantised(llama, tmp_path / "q", form)
+    file = tmp_path / "q" / "model.safetensors"
+    state = load_file(file)
+    shapes = {name: [0] * w.ndim for name, w in state.items() if name.startswith(KEY) and w.ndim}
+    read = {name: shape for name, shape in shapes.items() if not LEFT_OUT.search(name)}
+    for name, empty in read.items():
+        save_file({**state, name: state[name].new_empty(empty)}, file)
+        with pytest.raises(CheckpointError, match=re.escape(KEY)), open_model(file.parent) as model:
+            pytest.fail(f"{name} {empty}: {model.checkpoint[f'{KEY}.weight'].shape}")

@@ -97,7 +97,10 @@ def fault(case: Case, outcome: Outcome, undamaged: Outcome) -> str | None:
     if (outcome.status, "gone") in {(141, how) for how in case.streams.values()}:
         return None
     if outcome.status in case.bad:
-        if outcome.status == 2 and 2 not in case.streams and not _one_sentence(outcome.stderr):
+        told = outcome.stderr
+        if full:  # what was said before, such as the problems of a zoo, stands above
+            told = told.strip().rpartition("\n")[2]
+        if outcome.status == 2 and 2 not in case.streams and not _one_sentence(told):
             return "not one sentence"
         harmless = right in (Right.EQUAL, Right.ACCEPTED) and undamaged.status not in case.bad
         return "wrongly refused" if harmless and not full else None

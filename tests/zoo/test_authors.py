@@ -149,11 +149,12 @@ def test_a_damaged_source_of_a_row_is_refused(source: str, tmp_path: Path) -> No
         export_authors(zoo, tmp_path / "out")
 
 
-def test_a_file_with_half_an_embedding_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("half", ["weight", "bias"])
+def test_a_file_with_half_an_embedding_is_refused(half: str, tmp_path: Path) -> None:
     state = their_state("mnist", 0, 10)
-    del state["embedding.conv1.weight"]
+    del state[f"embedding.conv1.{half}"]
     torch.save(state, tmp_path / "net.pt")
-    with pytest.raises(CheckpointError, match="lacks the matrix of the embedding"):
+    with pytest.raises(CheckpointError, match=f"lacks 'embedding.conv1.{half}', which holds"):
         open_model(tmp_path / "net.pt")
 
 

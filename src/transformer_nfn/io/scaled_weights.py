@@ -124,7 +124,7 @@ class ScaledWeights:
     def _check(self, name: str) -> None:
         """Refuse shapes that do not fit, before anything is read."""
         shape = self._source.infos[name].shape
-        if len(shape) != 2:
+        if len(shape) != 2 or 0 in shape:
             self._refuse(name, "a matrix", f"shape {list(shape)}")
         for key in (self._scales[name], self._zero(name)):
             info = self._source.infos.get(key)

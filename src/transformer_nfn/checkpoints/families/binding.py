@@ -135,8 +135,7 @@ def bind(family: Family, checkpoint: Checkpoint, settings: Mapping[str, Any]) ->
     entries = {
         key: _entry(at, key, infos[key], sizes, where) for key, at in known.items() if at.slots
     }
-    left = [key for key in keys if keys[key] not in known]
-    extra = [keys[key] for key in left if not is_ignored(family, key, prefix)]
+    extra = [k for key, k in keys.items() if not (k in known or is_ignored(family, key, prefix))]
     if extra and not family.open:
         names_of = dict.fromkeys(line.stated_by for line in family.lines if line.stated_by)
         way = f"one of {', '.join(names_of)}" if names_of else DATA_FILE
@@ -331,8 +330,6 @@ def _present(
         ]
     held = {slot.tensor for line in expanded if line.key in keys for slot in line.slots}
     parts = {part for line in expanded if line.key in keys for part in _parts(line)}
-    if "patch_bias" in held and "patch" not in held:
-        _refuse(where, f"lacks the matrix of the embedding of {family.title}, whose bias it has")
     for line in expanded:
         if line.key in keys:
             yield line.key, replace(line, slots=line.tied if tied and line.tied else line.slots)
@@ -350,9 +347,9 @@ def _present(
 
 
 def _parts(line: Line) -> set[str]:
-    """The parts beside the stacks, such as ``mlm``, that a line belongs to: present as a whole."""
-    names = (slot.tensor.split(".") for slot in line.slots)
-    return {name[1].partition("_")[0] for name in names if name[0] == "extra"}
+    """The parts beside the stacks, such as ``mlm`` or ``patch``, that are there as a whole."""
+    names = [slot.tensor for slot in line.slots if slot.tensor.startswith(("extra.", "patch"))]
+    return {name.removeprefix("extra.").replace("_", ".").split(".")[0] for name in names}
 
 
 def _check_complete(

@@ -283,6 +283,10 @@ def shape_mismatch(A: Model, B: Model) -> str | None:
     embedded = [{n: m.names[n][0] for n in INPUTS if n in m.names} for m in (A, B)]
     if embedded[0] != embedded[1]:
         return f"embeddings have other rows, {embedded[0]} and {embedded[1]}"
+    for name in sorted(A.names.keys() ^ B.names.keys()):
+        owner = A if name in A.names else B
+        if not is_output(name, owner.description) and owner[name].any():  # zeros are no bias
+            return f"only one of the two has '{name}'"
     if keeps_inputs(a):
         kept = [{n: s for n, s in m.names.items() if n.startswith(KEPT)} for m in (A, B)]
         if kept[0] != kept[1]:
