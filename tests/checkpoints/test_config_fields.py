@@ -108,7 +108,9 @@ def unseen_fields(family: str, folder: Path, only: tuple[str, ...] = ()) -> list
     [
         ("clip-text", ("eos_token_id",)),
         ("gpt2-class", ("pad_token_id",)),
-        ("bart-class", ("eos_token_id", "decoder_start_token_id")),
+        pytest.param(
+            "bart-class", ("eos_token_id", "decoder_start_token_id"), marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_tokens_that_say_what_is_read(family, fields, tmp_path):

@@ -30,7 +30,7 @@ files.write_text(Path(sys.argv[1]), "new")
 """
 
 
-@pytest.mark.parametrize("moment", ["fsync", "replace"])
+@pytest.mark.parametrize("moment", [pytest.param("fsync", marks=pytest.mark.nightly), "replace"])
 def test_a_writer_killed_before_the_rename_leaves_the_old_file(tmp_path: Path, moment: str) -> None:
     path = tmp_path / "run.json"
     write_text(path, "old")

@@ -91,7 +91,7 @@ def test_conformal_intervals_have_their_nominal_coverage(n, level):
 
 def test_coverage_is_measured_on_test_networks():
     source = np.random.default_rng(4)
-    found = [coverage(*source.standard_t(3, size=(2, 38)), seed=seed) for seed in range(60)]
+    found = [coverage(*source.standard_t(3, size=(2, 38)), seed=seed) for seed in range(30)]
     assert np.mean(found) == pytest.approx(0.9, abs=0.01)
     val, test = source.normal(size=(2, 300))
     assert coverage(0.5 * val, test) < 0.85, "the epoch was chosen to fit the validation part"

@@ -195,6 +195,7 @@ def test_an_unseen_size_has_a_warning_and_a_wider_interval(mixed, run):
         assert found.high == pytest.approx(min(1.0, found.value + half))
 
 
+@pytest.mark.nightly
 def test_evaluate_takes_a_mixed_zoo(mixed, run):
     out, record = run
     found = evaluate(out, mixed.path)

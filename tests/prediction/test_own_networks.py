@@ -119,6 +119,7 @@ def test_a_class_is_learned(
     assert_fields_are_checked(out, tmp_path / "copy")
 
 
+@pytest.mark.nightly
 def test_what_does_not_fit_is_one_sentence(zoo: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ("train", zoo, "--out", out, "--target")

@@ -319,7 +319,7 @@ def test_what_rounding_hides_is_said():
     assert found.reason.startswith("rounding to bfloat16 hides relative differences up to")
 
 
-HALVES = [(torch.float16, 100.0), (torch.bfloat16, 10.0)]
+HALVES = [pytest.param(torch.float16, 100.0, marks=pytest.mark.nightly), (torch.bfloat16, 10.0)]
 
 
 @pytest.mark.parametrize(("dtype", "condition"), HALVES)
