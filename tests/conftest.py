@@ -15,7 +15,7 @@ settings.register_profile(
     "default",
     deadline=None,
     derandomize=True,
-    max_examples=15,
+    max_examples=10,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.register_profile("nightly", parent=settings.get_profile("default"), max_examples=1000)

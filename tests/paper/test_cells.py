@@ -135,6 +135,7 @@ def test_augmentation_keeps_the_originals_and_the_function():
     assert not torch.allclose(first[40:], first[:40], atol=0.1)
 
 
+@pytest.mark.nightly
 def test_splits_share_a_cell_and_cells_are_filled_side_by_side(tmp_path):
     own = f"{own_models.__file__}:FitsItself"  # imported by every worker
     words = ("reproduce", "learning-curve", "mnist-sample", "--models", own,

@@ -177,7 +177,7 @@ def test_python_trains_a_class(tmp_path: Path) -> None:
     ("reads", "estimator"),
     [
         pytest.param("statistics", RandomForestRegressor(n_estimators=5), marks=NIGHTLY),
-        ("packed", Ridge(1e3)),
+        pytest.param("packed", Ridge(1e3), marks=NIGHTLY),
         pytest.param("invariants", make_pipeline(StandardScaler(), Ridge(10.0)), marks=NIGHTLY),
         ("statistics", XGBRegressor(n_estimators=5)),
     ],

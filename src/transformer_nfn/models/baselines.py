@@ -228,8 +228,8 @@ def _head(head: nn.Module, parts: Sequence[Tensor]) -> Tensor:
 
 
 def _relu_mlp(width: int, hidden: int, layers: int = 2) -> nn.Sequential:
-    more = [m for _ in range(layers - 1) for m in (nn.ReLU(), nn.Linear(hidden, hidden))]
-    return nn.Sequential(nn.Linear(width, hidden), *more)
+    widths = [width, *[hidden] * (layers - 1)]  # weights are drawn from the first layer on
+    return nn.Sequential(*[m for n in widths for m in (nn.Linear(n, hidden), nn.ReLU())][:-1])
 
 
 def _block_tensors(space: WeightSpace, weights: Mapping[str, Tensor]) -> list[Tensor]:
