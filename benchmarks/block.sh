@@ -5,11 +5,13 @@
 #       "table2 --seeds 3 --splits 3 --jobs 9 --models transformer_nfn,statnn,mlp" "table3 --jobs 2"
 #
 # The tables are filled side by side; on a GPU the multi-process service of CUDA shares it among
-# the cells. What is not finished after LIMIT seconds is left out. The zoo is called ZOO. OUT gets the
-# tables, their rows, and records and predictions of the cells, in pieces of 15 MB (cat them together).
+# the cells. In the last CELL seconds none is begun, and what is not finished after LIMIT seconds is
+# left out. The zoo is called ZOO. OUT gets records and predictions of the cells and the tables that
+# were ready, in pieces of 15 MB (cat them together).
 set -u
 : "${LIMIT:?seconds in all}" "${OUT:?folder of the results}"
 DEVICE=${DEVICE:-cuda}
+CELL=${CELL:-90}
 TNFN=${TNFN:-python3 -m transformer_nfn}
 start=$(date +%s)
 name=${ZOO:-zoo}
@@ -29,17 +31,12 @@ if [ "$DEVICE" = cuda ] && command -v nvidia-cuda-mps-control > /dev/null; then
   fi
 fi
 for table in "$@"; do
-  # Half a minute for the rows; in the last minute and a half no cell is begun.
   timeout "$(left 30)" $TNFN reproduce ${table%% *} "$work/$name" ${table#* } --device "$DEVICE" \
-    --out "$work/out" --minutes "$(($(left 90) > 0 ? $(left 90) / 60 : 0))" > "$work/${table%% *}.log" 2>&1 &
+    --out "$work/out" --minutes "$(($(left "$CELL") > 0 ? $(left "$CELL") / 60 : 0))" > "$work/${table%% *}.log" 2>&1 &
   running="${running:-} $!"
 done
 wait $running
 say trained
-for table in "$@"; do
-  $TNFN reproduce ${table%% *} "$work/$name" ${table#* } --device "$DEVICE" --out "$work/out" \
-    --minutes 0 --json > /dev/null
-done
 mkdir -p "$OUT"
 cp "$work"/*.log "$work/build.json" "$work/out"
 cd "$work" && find out -name '*.safetensors' -delete

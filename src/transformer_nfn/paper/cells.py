@@ -240,10 +240,15 @@ def _side_by_side(
                 yield waiting[done], record
 
 
+_read_once = lru_cache(maxsize=1)(cell_networks)  # of a worker, which ends with its list of cells
+
+
 def _fill_in_time(
     zoo_path: Path, cell: Cell, out: Path, device: str, end: float | None
 ) -> RunRecord | None:
-    return fill_cell(zoo_path, cell, out, device=device) if _may_begin(cell, out, end) else None
+    if not _may_begin(cell, out, end):
+        return None
+    return fill_cell(zoo_path, cell, out, device=device, read=_read_once)
 
 
 def _on_ray(
