@@ -32,7 +32,7 @@ if [ "$DEVICE" = cuda ] && command -v nvidia-cuda-mps-control > /dev/null; then
 fi
 for table in "$@"; do
   timeout "$(left 30)" $TNFN reproduce ${table%% *} "$work/$name" ${table#* } --device "$DEVICE" \
-    --out "$work/out" --minutes "$(awk "BEGIN { t = $(left "$CELL"); print t > 0 ? t / 60 : 0 }")" > "$work/${table%% *}.log" 2>&1 &
+    --out "$work/out" --minutes "$(awk "BEGIN { t = $(left "$CELL"); print (t > 0 ? t : 0) / 60 }")" > "$work/${table%% *}.log" 2>&1 &
   running="${running:-} $!"
 done
 wait $running
