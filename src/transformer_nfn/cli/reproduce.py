@@ -150,8 +150,8 @@ def reproduce_command(
     on = pick_device(device)
     from transformer_nfn.models.own_module import declared
     from transformer_nfn.models.predictor import find, known_variants, variant_of
-    from transformer_nfn.paper.figures import check_matplotlib, learning_curve, write_figures
     from transformer_nfn.paper.tables import reproduce, zoo_cells
+    from transformer_nfn.report.figures import learning_curve, write_figures
 
     if what == "figures":
         for path in write_figures(zoo, out):
@@ -180,8 +180,6 @@ def reproduce_command(
         if name not in known_variants():
             find(declared(name))
     total = splits * len(zoo_cells(what, zoo, **choice))
-    if what == LEARNING_CURVE.name:
-        check_matplotlib()
     with trainings_bar(what, total, quiet=as_json) as report:
 
         def tell(cell: Any, line: dict[str, Any]) -> None:

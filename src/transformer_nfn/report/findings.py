@@ -153,7 +153,7 @@ def error_table(tested: HeldOut, grouping: Grouping) -> GroupTable:
 def inside_table(tested: HeldOut, grouping: Grouping) -> GroupTable:
     """The share of test networks inside their interval, for models that give intervals."""
     accuracy = tested.networks.accuracy
-    table = _table(tested, grouping, lambda part: _inside(part, accuracy))
+    table = _table(tested, grouping, lambda part: inside(part, accuracy))
     rows = [(name, row) for name, row in table.rows if any(value is not None for value in row)]
     return GroupTable(grouping, rows)
 
@@ -198,12 +198,12 @@ def calibration(tested: HeldOut, run: Run) -> Calibration | None:
     if model is None:
         return None
     part, accuracy = model.rows, tested.networks.accuracy
-    inside, truth = _inside(part, accuracy), accuracy[part.network]
-    known = np.isfinite(inside)
+    held, truth = inside(part, accuracy), accuracy[part.network]
+    known = np.isfinite(held)
     if not known.any():
         return None
     return Calibration(
-        inside=float(inside[known].mean()),
+        inside=float(held[known].mean()),
         below=float((truth < part.low)[known].mean()),
         above=float((truth > part.high)[known].mean()),
         width=float((part.high - part.low)[known].mean()),
@@ -248,12 +248,12 @@ def _group(tested: HeldOut, label: str, member: np.ndarray) -> Group:
     return Group(label, member, int((member & tested.is_test).sum()))
 
 
-def _inside(part: SeedPart, accuracy: np.ndarray) -> np.ndarray:
+def inside(part: SeedPart, accuracy: np.ndarray) -> np.ndarray:
     """1 inside, 0 outside, NaN without an interval."""
     truth = accuracy[part.network]
-    inside = (part.low <= truth) & (truth <= part.high)
+    held = (part.low <= truth) & (truth <= part.high)
     known = np.isfinite(part.low) & np.isfinite(part.high)
-    return np.where(known, inside.astype(float), np.nan)
+    return np.where(known, held.astype(float), np.nan)
 
 
 def _table(

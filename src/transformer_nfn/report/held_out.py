@@ -1,7 +1,6 @@
 """Predictions of the compared runs for held-out networks, and the zoos these come from.
 
-Values are rounded once. Tables, sentences and charts of the report are computed from them, and the
-page carries them, so that its numbers can be recomputed from its data.
+Values are rounded once. Tables, sentences and figures of the report are computed from them.
 """
 
 from __future__ import annotations

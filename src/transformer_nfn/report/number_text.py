@@ -1,7 +1,7 @@
 """Formatting of numbers on the page.
 
 Every computed number is in an element with ``data-n``, whose key identifies it, so that it can be
-recomputed from the page's data. Text quoted from a name or a record is in one with ``data-quoted``.
+recomputed from the run folders. Text quoted from a name or a record is in one with ``data-quoted``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,15 @@ from typing import Any
 from transformer_nfn.paper.table_text import finite
 from transformer_nfn.report.held_out import plain
 
+HEADINGS = {
+    "optimizer": "Optimiser",
+    "learning_rate": "Learning rate",
+    "l2": "L2",
+    "init_std": "Init std",
+    "dropout": "Dropout",
+    "train_fraction": "Train fraction",
+}
+"""Names of training settings."""
 NOTHING = '<span class="none">–</span>'
 
 
@@ -29,7 +38,7 @@ def quoted(text: str) -> str:
 
 
 def fixed(value: float, digits: int) -> str:
-    """Format with ``digits`` decimals; halves away from zero, as in the scripts of the page."""
+    """Format with ``digits`` decimals; halves away from zero."""
     step = Decimal(1).scaleb(-digits)
     return f"{Decimal(value).quantize(step, ROUND_HALF_UP):f}".replace("-", "−")
 
@@ -66,7 +75,7 @@ def threshold(value: Any) -> str:
 
 
 def setting(value: Any) -> str:
-    """A value of a configuration in the shortest form, the same as in the charts."""
+    """A value of a configuration in the shortest form."""
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False)
     value = plain(value)

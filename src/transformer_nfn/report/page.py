@@ -17,10 +17,9 @@ from transformer_nfn.io.files import write_text
 from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.paper.gather import ABOUT, Run, Study, gather
 from transformer_nfn.paper.numbers import mean_text
-from transformer_nfn.paper.table_text import mean_tau, zoo_seeds, zoo_size
-from transformer_nfn.prediction.runs import RunError
-from transformer_nfn.report import tables
-from transformer_nfn.report.chart_data import as_script, study_data, zoo_data
+from transformer_nfn.paper.table_text import curve_lines, mean_tau, zoo_seeds, zoo_size
+from transformer_nfn.prediction.runs import RunError, RunRecord
+from transformer_nfn.report import figures, tables
 from transformer_nfn.report.findings import calibration
 from transformer_nfn.report.held_out import HeldOut, held_out, within_zoos
 from transformer_nfn.report.number_text import (
@@ -34,15 +33,13 @@ from transformer_nfn.report.number_text import (
     shown,
     threshold,
 )
+from transformer_nfn.report.plot import SYMBOLS, Plot, style, tag
 
-SCRIPTS = ("plot.js", "explore.js", "panels.js", "scatter.js", "charts.js", "start.js")
 # Nothing may be loaded, whatever a name in a record tries.
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src data:; base-uri 'none'; form-action 'none'"
 )
-# More points than this hide each other and make a chart slow; the page carries all the same.
-MOST_POINTS = 1000
 
 
 def write_report(
@@ -50,7 +47,7 @@ def write_report(
 ) -> None:
     """Write one HTML page about every run in or below the folders.
 
-    The page is self-contained: style, scripts and data are in it. It is written atomically.
+    The page is self-contained: figures, style and script are in it. It is written atomically.
 
     Args:
         folders: run folders, folders that hold some, or names of predictors (`tnfn assets`).
@@ -74,20 +71,13 @@ def write_report(
 def _page(study: Study, parts: Sequence[HeldOut], command: str) -> str:
     """The HTML of the page."""
     written = datetime.now(UTC)
-    drawn = [zoo_data(part, study.curves.get(part.zoo.label)) for part in parts]
-    data = {
-        "zoos": drawn,
-        "mostPoints": MOST_POINTS,
-        "headings": tables.HEADINGS,
-        **study_data(study),
-    }
     by_zoo = partial(_by_zoo, parts)
     sections = [
         ("run", "What was run", _what_was_run(study, parts, written, command)),
         ("models", "The models", "".join(map(_models, parts))),
         ("paper", "Beside the paper", _beside_the_paper(study)),
-        ("curve", "Learning curve", by_zoo(lambda part: _learning_curve(study, part, drawn))),
-        ("figures", "Figures", by_zoo(lambda part: _figures(study, part, drawn))),
+        ("curve", "Learning curve", by_zoo(lambda part: _learning_curve(study, part))),
+        ("figures", "Figures", by_zoo(lambda part: _figures(study, part))),
         ("intervals", "The intervals", by_zoo(_intervals)),
         ("failures", "Where the predictor fails", by_zoo(tables.failures)),
         ("runs", "Every run", _folded("Show all runs", tables.runs_table(study.runs))),
@@ -110,17 +100,12 @@ def _page(study: Study, parts: Sequence[HeldOut], command: str) -> str:
 aria-expanded="false" aria-controls="sections">Sections</button>\
 <div class="links" id="sections">{links}</div></div></nav>
 <main class="inner">
-<noscript><p class="note">The figures need JavaScript; text and tables do not.</p></noscript>
 {body}</main>
 <footer class="inner"><p>Written {quoted(_date(written))} by transformer-nfn \
 {quoted(__version__)} from {shown("folders", f"{len(study.runs):,}")} run folders. Standard \
 errors are over seeds. The paper’s numbers are as printed there.</p></footer>
-<div id="tip" role="tooltip" hidden></div>
-<div id="said" class="unseen" aria-live="polite"></div>
-<script type="application/json" id="data">{as_script(data)}</script>
 <script>
-"use strict";
-{"".join(_asset(name) for name in SCRIPTS)}</script>
+{_asset("start.js")}</script>
 </body>
 </html>
 """
@@ -138,7 +123,7 @@ def page_head(title: str) -> str:
 <title>{title}</title>
 <link rel="icon" href="data:,">
 <style>
-{_asset("style.css")}</style>
+{style()}{_asset("style.css")}</style>
 </head>
 """
 
@@ -163,9 +148,9 @@ def _models(part: HeldOut) -> str:
         return ""
     # One row in two on a wide screen: the table, and the same numbers as a picture.
     chart = ""
-    if part.zoo.finished:
+    if plot := figures.taus(part):
         caption = "τ of each model, with its standard error; small marks are seeds."
-        chart = _figure("taus", part, caption)
+        chart = _figure("taus", part, [plot], caption)
     return f'<div class="pair"><div>{tables.models_table(part)}</div>{chart}</div>'
 
 
@@ -176,77 +161,90 @@ def _beside_the_paper(study: Study) -> str:
     )
 
 
-def _learning_curve(study: Study, part: HeldOut, drawn: Sequence[dict[str, Any]]) -> str:
+def _learning_curve(study: Study, part: HeldOut) -> str:
     label = part.zoo.label
     if label not in study.curves:
         return ""
     key = f"t{len(study.tables) + list(study.curves).index(label)}"
-    chart = _sizes_figure(part) if drawn[part.index]["sizes"] else ""
+    chart = _sizes_figure(part, curve_lines(study.curves[label]))
     table = tables.paper_table(key, study.curves[label])
     return f'<div class="block">{chart}</div><div class="block">{table}</div>'
 
 
-def _sizes_figure(part: HeldOut) -> str:
+def _sizes_figure(part: HeldOut, by_model: Mapping[str, Sequence[RunRecord]]) -> str:
+    if not by_model:
+        return ""
     caption = "τ against the number of networks trained on; bars are standard errors."
-    return _figure("sizes", part, caption)
+    plot = figures.sizes(by_model, "τ by number of training networks")
+    return _figure("sizes", part, [plot], caption)
 
 
-def _figures(study: Study, part: HeldOut, drawn: Sequence[dict[str, Any]]) -> str:
-    figures, data = [], drawn[part.index]
-    if data["parts"]:
-        figures.append(_figure("scatter", part, _scatter_caption(part.key, data)))
-    if data["histogram"]:
-        total = shown(f"{part.key}.histogram", f"{data['histogram']['total']:,}")
+def _figures(study: Study, part: HeldOut) -> str:
+    found = []
+    if panels := figures.scatter(part):
+        found.append(_figure("scatter", part, panels, _scatter_caption(part), _key(part)))
+    accuracy = part.networks.accuracy if part.everything is None else part.everything
+    if len(accuracy):
+        total = shown(f"{part.key}.histogram", f"{len(accuracy):,}")
         which = "networks of the zoo that could be chosen."
-        if data["everything"] is None:
+        if part.everything is None:
             which = (
                 "networks in validation and test parts. Those to train on are not in the "
                 "run folders: <code>tnfn report --zoo</code> adds them."
             )
-        figures.append(_figure("histogram", part, f"Accuracies of the {total} {which}"))
-    if data["sizes"] and part.zoo.label not in study.curves:
-        figures.append(_sizes_figure(part))
-    if data["curves"]:
-        caption = (
-            "τ on the validation part by epoch; thin lines are seeds, thick ones their mean, "
-            "dots the epoch that was kept of each seed."
-        )
-        figures.append(_figure("curve-val_tau", part, caption))
-        figures.append(_figure("curve-loss", part, "Training loss by epoch."))
-    return f'<div class="figures">{"".join(figures)}</div>' if figures else ""
+        plot = figures.histogram(accuracy, "Accuracies of the networks")
+        found.append(_figure("histogram", part, [plot], f"Accuracies of the {total} {which}"))
+    if part.zoo.label not in study.curves:
+        found.append(_sizes_figure(part, part.zoo.by_size()))
+    for field, title, label, caption in (
+        ("val_tau", "Validation τ while training", "validation τ",
+         "τ on the validation part by epoch; thin lines are seeds, thick ones their mean, "
+         "large dots the epoch that was kept of each seed."),
+        ("loss", "Loss while training", "loss", "Training loss by epoch."),
+    ):  # fmt: skip
+        if plot_ := figures.training(part, field, title, label):
+            found.append(_figure(f"curve-{field}", part, [plot_], caption))
+    return f'<div class="figures">{"".join(found)}</div>' if any(found) else ""
 
 
-def _scatter_caption(key: str, data: dict[str, Any]) -> str:
+def _scatter_caption(part: HeldOut) -> str:
     """Caption that states whose predictions are drawn, and how many."""
-    seeds = max(len(model["seeds"]) for model in data["models"])
-    whose = "of the only seed"
-    if seeds > 1:
-        whose = "as the mean over the seeds that tested it, or of the seed chosen"
+    seeds = max(len(model.seeds) for model in part.models)
+    whose = "of the only seed" if seeds == 1 else "as the mean over the seeds that tested it"
     caption = (
         f"Predicted against true accuracy on the test networks, each prediction {whose}; on the "
         "diagonal it is right, the level line is what always saying the mean gives. τ is that "
-        f"of the table{': the mean over seeds, or the chosen seed’s' if seeds > 1 else ''}. Point "
-        "at a network, or focus a chart and use the arrow keys, to see its numbers."
+        f"of the table{': the mean over seeds' if seeds > 1 else ''}. Point at a network to see "
+        "which it is."
     )
-    most = max(len(_tested_places(model, data["parts"])) for model in data["models"])
-    if most > MOST_POINTS:
+    most = max(len(model.mean.network) for model in part.models)
+    if most > figures.MOST_POINTS:
         caption += (
-            f" Of {shown(f'{key}.drawn.total', f'{most:,}')} networks "
-            f"{shown(f'{key}.drawn.shown', f'{MOST_POINTS:,}')} are drawn."
+            f" Of {shown(f'{part.key}.drawn.total', f'{most:,}')} networks "
+            f"{shown(f'{part.key}.drawn.shown', f'{figures.MOST_POINTS:,}')} are drawn."
         )
     return caption
 
 
-def _tested_places(model: dict[str, Any], parts: list[list[int]]) -> set[int]:
-    return {place for seed in model["seeds"] if "part" in seed for place in parts[seed["part"]]}
+def _key(part: HeldOut) -> str:
+    """Marks of the optimisers."""
+    names = (
+        f"<span>{tag('span', SYMBOLS[int(kind[1:])], class_=kind)} {quoted(name)}</span>"
+        for kind, name in figures.optimizers(part)
+    )
+    return f'<p class="key">{"".join(names)}</p>'
 
 
-def _figure(kind: str, part: HeldOut, caption: str) -> str:
-    """A chart to be drawn, with a caption that names the zoo."""
-    zoo = quoted(part.zoo.label)
+def _figure(kind: str, part: HeldOut, plots: Sequence[Plot], caption: str, key: str = "") -> str:
+    """One plot under its title, or panels; the caption names the zoo."""
+    drawn = "".join(plot.svg() for plot in plots)
+    if kind == "scatter":
+        drawn = f'<div class="panels">{drawn}</div>'
+    else:
+        drawn = f'<div class="title">{escape(plots[0].title)}</div>{drawn}'
     return (
         f'<figure class="chart {kind}" data-chart="{kind}" data-zoo="{part.index}">'
-        f'<div class="canvas"></div><figcaption>{caption} Zoo: {zoo}.</figcaption></figure>'
+        f"{drawn}{key}<figcaption>{caption} Zoo: {quoted(part.zoo.label)}.</figcaption></figure>"
     )
 
 
@@ -256,7 +254,10 @@ def _intervals(part: HeldOut) -> str:
         "Share of test networks inside their interval; small marks are seeds, the upright "
         "line is the aim."
     )
-    return found and f'<div class="block">{_figure("calibration", part, caption)}</div>{found}'
+    plot = figures.coverage(part)
+    if plot is None or not found:
+        return ""
+    return f'<div class="block">{_figure("calibration", part, [plot], caption)}</div>{found}'
 
 
 def _zoo_names(study: Study) -> str:

@@ -36,6 +36,7 @@ from transformer_nfn.report.findings import (
 )
 from transformer_nfn.report.held_out import HeldOut
 from transformer_nfn.report.number_text import (
+    HEADINGS,
     NOTHING,
     count,
     counted,
@@ -49,15 +50,6 @@ from transformer_nfn.report.number_text import (
     shown,
     threshold,
 )
-
-HEADINGS = {
-    "optimizer": "Optimiser",
-    "learning_rate": "Learning rate",
-    "l2": "L2",
-    "init_std": "Init std",
-    "dropout": "Dropout",
-    "train_fraction": "Train fraction",
-}
 
 
 def table(
@@ -118,7 +110,7 @@ def models_table(tested: HeldOut) -> str:
     head = ["Model", "Kendall’s τ", "Seeds together", "R²", "MAE", "In interval", "Parameters",
             "Worth examples"]  # fmt: skip
     caption = f"How well each model ranks the test networks · {quoted(zoo.label)}"
-    return table(caption, head, rows, "numbers", _models_note(tested.key, zoo, always))
+    return table(caption, head, rows, "numbers sorts", _models_note(tested.key, zoo, always))
 
 
 def _worth(tested: HeldOut, run: Run) -> str:
@@ -293,7 +285,7 @@ def worst_table(key: str, name: str, zoo: str, networks: list[WorstNetwork]) -> 
     head = ["Network", "Run", "True", "Predicted", "Interval", "Error (points)",
             *(HEADINGS[name] for name in networks[0].configuration)]  # fmt: skip
     caption = f"Worst networks of {quoted(name)}, means over the seeds that tested them"
-    return table(caption, head, rows, "numbers")
+    return table(caption, head, rows, "numbers sorts")
 
 
 def runs_table(runs: list[Run]) -> str:
@@ -316,7 +308,7 @@ def runs_table(runs: list[Run]) -> str:
         ]
         rows.append(_row(quoted(run.name), cells))
     head = ["Model", "Zoo", "Cell", "Accuracy from", "Augmented", "Train / val / test", "τ"]
-    return table(f"All {shown('runs', f'{len(runs):,}')} runs", head, rows, "numbers")
+    return table(f"All {shown('runs', f'{len(runs):,}')} runs", head, rows, "numbers sorts filters")
 
 
 def protocol_table(runs: list[Run]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.store.model_zoo import ModelZoo
 from transformer_nfn.zoo.store.zoo import MixedZoo, Zoo
 from transformer_nfn.zoo.targets import TEST_ACCURACY, is_accuracy
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Bars of the histogram in a summary.
 BINS = 10
@@ -132,24 +129,31 @@ def needed_accuracies(zoo: ModelZoo) -> str:
     return column
 
 
-def paint_accuracies(
-    figure: Figure, zoo: Zoo | MixedZoo | ModelZoo, bins: int = 20, color: str | None = None
-) -> None:
-    """Draw the histogram on a figure, counts in log scale; of a mixed zoo one for each size."""
-    column, zoos = TEST_ACCURACY, zoo.zoos if isinstance(zoo, MixedZoo) else {"": zoo}
+def zoo_title(zoo: Zoo | MixedZoo | ModelZoo) -> str:
+    """A zoo in one line: task, number of checkpoints, seeds."""
     if isinstance(zoo, ModelZoo):
-        column, title = needed_accuracies(zoo), f"{zoo.path.name}: {len(zoo):,} networks"
-    else:
-        task = zoo.task
-        title = f"{task_title(task)}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}"
+        return f"{zoo.path.name}: {len(zoo):,} networks"
+    return f"{task_title(zoo.task)}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}"
+
+
+def plot_accuracies(zoo: Zoo | MixedZoo | ModelZoo, out: Path, bins: int) -> Path:
+    """Draw the histogram into ``out``, a png, pdf or svg by its suffix.
+
+    Counts are in log scale; a mixed zoo has one histogram for each size.
+    """
+    size, zoos = (5.0, 3.2), zoo.zoos if isinstance(zoo, MixedZoo) else {"": zoo}
+    if isinstance(zoo, MixedZoo):
+        if not zoos:
+            raise ZooError(f"'{zoo.path}' has no networks to plot yet")
+        size = (9.0, 1.2 + 1.5 * -(-len(zoos) // COLUMNS))
+    column = needed_accuracies(zoo) if isinstance(zoo, ModelZoo) else TEST_ACCURACY
+    figure = blank_figure(*size, ZooError, "a plot")
     lines, columns = -(-len(zoos) // COLUMNS), min(len(zoos), COLUMNS)
     panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for axes, (name, each) in zip(panels, zoos.items(), strict=False):
         counts, edges = accuracy_counts(each.table[column].astype(float), bins)
-        axes.bar(
-            100 * edges[:-1], counts, 100 / bins, align="edge", color=color, edgecolor="white",
-            linewidth=0.8,
-        )  # fmt: skip
+        axes.bar(100 * edges[:-1], counts, 100 / bins, align="edge", edgecolor="white",
+                 linewidth=0.8)  # fmt: skip
         axes.set(xlim=(0, 100), yscale="log")
         axes.set_ylim(bottom=0.7)
         axes.grid(visible=False, axis="x")
@@ -158,16 +162,5 @@ def paint_accuracies(
         axes.set_visible(False)
     figure.supxlabel(f"{column.replace('_', ' ')} (%)")
     figure.supylabel("networks (log scale)")
-    figure.suptitle(title)
-
-
-def plot_accuracies(zoo: Zoo | MixedZoo | ModelZoo, out: Path, bins: int) -> Path:
-    """Draw the histogram into ``out``, a png, pdf or svg by its suffix."""
-    size = (5.0, 3.2)
-    if isinstance(zoo, MixedZoo):
-        if not zoo.zoos:
-            raise ZooError(f"'{zoo.path}' has no networks to plot yet")
-        size = (9.0, 1.2 + 1.5 * -(-len(zoo.zoos) // COLUMNS))
-    figure = blank_figure(*size, ZooError, "a plot")
-    paint_accuracies(figure, zoo, bins)
+    figure.suptitle(zoo_title(zoo))
     return save_figure(figure, out, ZooError)
