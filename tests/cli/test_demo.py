@@ -53,7 +53,7 @@ def test_the_table_has_a_column_for_each_kind_of_zoo(made):
     assert set(shown) == set(models)
     for model, cells in shown.items():
         for kind, cell in zip(("one", "each"), cells, strict=True):
-            record = RunRecord.read(folder / kind / "runs" / model)
+            record = RunRecord.read(folder / kind / "cells" / model)
             assert record.zoo["seeds"] == kind
             summary = record.summary
             tau = f"{summary['tau']:.3f}".replace("-", "−")

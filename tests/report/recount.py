@@ -37,10 +37,9 @@ def recount(runs: list, zoos: list) -> dict[str, Any]:
     named = [(str(zoo), open_zoo(resolve(zoo, "zoo"))) for zoo in zoos]
     held = [Held(zoo, named) for zoo in study.zoos]
     numbers = _of_runs(study) | _of_tables(study)
-    order = [(len(zoo.finished), len(zoo.runs)) for zoo in study.zoos]
     charts: list[dict[str, Any]] = []
     for z, each in enumerate(held):
-        found = _of_zoo(each, largest=z == order.index(max(order)))
+        found = _of_zoo(each)
         numbers |= {f"z{z}.{key}": value for key, value in found.items()}
         charts += [{"zoo": z, **chart} for chart in _charts(each, study)]
     return {"numbers": numbers, "charts": charts}
@@ -332,19 +331,13 @@ def _all_networks(opened: Any, record: dict[str, Any]) -> list[tuple[str, int, s
 
 def _of_runs(study: Study) -> dict[str, Any]:
     found: dict[str, Any] = {"runs": [len(study.runs)], "folders": [len(study.runs)]}
-    done = 0
     for i, run in enumerate(study.runs):
         record = _record(run)
         found[f"run{i}.parts"] = known(record["selection"].get(part) for part in PARTS)
         if record["status"] == "done":
-            done += 1
             found[f"run{i}.tau"] = with_error(_taus(record["seeds"]))
-    compared = {run.name for zoo in study.zoos for run in zoo.finished}
-    if compared:
-        found["models"] = [len(compared)]
-    elif done:
-        found["variants"] = [done]
-    return found
+    done = {run.name for run in study.runs if _record(run)["status"] == "done"}
+    return found | {"models": [len(done)]}
 
 
 def _taus(seeds):
@@ -372,18 +365,11 @@ def _of_tables(study: Study) -> dict[str, Any]:
     return found
 
 
-def _of_zoo(held: Held, largest: bool) -> dict[str, Any]:
+def _of_zoo(held: Held) -> dict[str, Any]:
     found = _facts(held)
     models = held.models
     if len(models) > 1:
         found["lede.tau"] = average(models[0].scores("tau"))
-    if models and largest:
-        found["tile.tau"] = with_error(models[0].scores("tau"))
-        found["tile.mae"] = percents(average(models[0].scores("mae")))
-        found["tile.inside"] = models[0].inside()
-        found["tile.train"] = known([held.example["selection"].get("train")])
-        if "facts.size" in found:
-            found["tile.size"] = found["facts.size"]
     for m, model in enumerate(models):
         found |= {f"m{m}.{key}": value for key, value in _of_model(model).items()}
         found |= _worst(held, m)
@@ -477,22 +463,6 @@ def _worst(held: Held, m: int) -> dict[str, Any]:
             value = network.settings[name]
             cells[name] = value if isinstance(value, str) else known([value])
         found |= {f"m{m}.w{k}.{key}": value for key, value in cells.items()}
-    if m or not worst:
-        return found
-    off = [row.said - row.truth for row in model.rows]
-    found["best.mae"] = [100 * mean([abs(value) for value in off])]
-    found["best.network"] = held.networks[worst[0].n].name
-    found["best.worst"] = [100 * abs(worst[0].said - worst[0].truth)]
-    if abs(mean(off)) >= 5e-4:
-        found["best.bias"] = [100 * abs(mean(off))]
-    for g, groups in enumerate(_groupings(held)):
-        errors = [(_error(model, members), label, members) for label, members in groups]
-        errors = [entry for entry in errors if entry[0] is not None]
-        if len(errors) > 1:
-            error, label, members = max(errors, key=lambda entry: entry[0])
-            at = f"best.band{g}"
-            found |= {f"{at}.label": label, f"{at}.error": [100 * error]}
-            found[f"{at}.n"] = [len(members)]
     return found
 
 
@@ -557,14 +527,11 @@ def _accuracies(held):
 
 def _charts(held: Held, study: Study) -> list[dict[str, Any]]:
     models = [model for model in held.models if average(model.scores("tau"))]
-    bounded = [model for model in held.models if model.bounded]
     found = []
     if models:
         found.append(_chart("taus", [len(models)], map(_tau_mark, models)))
     if accuracies := _accuracies(held):
         found.append(_histogram(accuracies))
-    if bounded:
-        found.append(_chart("calibration", [len(bounded)], map(_inside_mark, bounded)))
     if held.tested:
         panels = [_panel(held, model) for model in held.tested]
         found.append({"kind": "scatter", "panels": panels})
@@ -584,15 +551,6 @@ def _tau_mark(model):
     for seed, tau in zip(model.seeds, model.scores("tau"), strict=True):
         ends = (number(seed.get("tau_low")), number(seed.get("tau_high")))
         numbers += [seed["seed"], tau, *known(ends)]
-    return _mark(model.name, numbers)
-
-
-def _inside_mark(model):
-    numbers = [*model.inside(), *percents([model.level])]
-    for seed in model.tested:
-        rows = [row for row in model.tests[seed] if row.bounded]
-        if rows:
-            numbers += [seed, share(rows, lambda row: row.inside)]
     return _mark(model.name, numbers)
 
 

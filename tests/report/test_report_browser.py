@@ -4,7 +4,6 @@ import shutil
 from importlib import resources
 from pathlib import Path
 
-import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
 from run_folders import write_run, write_study
@@ -74,8 +73,6 @@ def expected_marks(kind, zoo):
     """What a figure must show, from the runs of a zoo."""
     models = [run for run in zoo.finished if len(run.part("test")["row"])]
     tests = [run.part("test") for run in models]
-    seeds = [len(np.unique(part["seed"])) for part in tests]
-    held = [n for n, part in zip(seeds, tests, strict=True) if np.isfinite(part["low"]).any()]
     names = [
         set(zip(*(part[key].tolist() for key in ("run", "accuracy") if key in part), strict=True))
         if not run.own
@@ -90,7 +87,6 @@ def expected_marks(kind, zoo):
     return {
         "taus": {"marks": len(zoo.finished),
                  "seeds": sum(len(run.record.seeds) for run in zoo.finished)},
-        "calibration": {"marks": len(held), "seeds": sum(held)},
         "scatter": {"marks": sum(map(len, names)), "panels": len(models), "key": optimizers},
         "histogram": {"panels": 1},
         "sizes": {"lines": len(sizes), "marks": sum(sizes)},
@@ -139,7 +135,7 @@ def test_every_figure_shows_every_network_model_and_seed(browser, tmp_path, own,
     browser.open(tmp_path / "report.html", 1400)
     assert browser.complaints() == []
     figures, read = browser.value(PAINTED), gather([Path(folder) for folder in runs]).zoos
-    assert {"taus", "calibration", "scatter", "histogram"} <= {kind for kind, *_ in figures}
+    assert {"taus", "scatter", "histogram"} <= {kind for kind, *_ in figures}
     for kind, zoo, marks in figures:
         for name, number in expected_marks(kind, read[zoo]).items():
             found = set(marks[name]) if name == "key" else marks[name]

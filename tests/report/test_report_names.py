@@ -103,7 +103,7 @@ def test_own_networks_are_reported_on_by_a_target_named_as_an_accuracy(own, tmp_
     for name in ("loss", "top1_accuracy", "optimizer"):
         assert f"{own.others / name} ({name.replace('_', ' ')})" in text, "left out, and said so"
     assert f"{len(own.zoo)} llama" in text
-    assert found["z0.tile.size"] == str(len(own.zoo)), "each checkpoint is a network"
+    assert found["z0.facts.size"] == str(len(own.zoo)), "each checkpoint is a network"
     said = re.sub("<[^>]*>", "", re.sub("(?s)<figure.*?</figure>|<script.*", "", out.read_text()))
     for words in ("75 %", "small transformers", "seeds unknown", "null"):
         assert words not in said

@@ -24,7 +24,6 @@ from transformer_nfn.known_tasks import SEED_KINDS, seeds_text
 from transformer_nfn.processes import worker_pool
 
 if TYPE_CHECKING:
-    from transformer_nfn.prediction.data import Parts
     from transformer_nfn.prediction.runs import RunRecord
     from transformer_nfn.zoo import BuildOptions, Zoo
     from transformer_nfn.zoo.training.plan import Plan
@@ -35,7 +34,7 @@ Result = TypeVar("Result")
 # Not 0: the settings of the predictors on invariants were chosen on a zoo of seed 0.
 SEED = 1
 
-LIBRARIES = ("transformer_nfn.cli.app", "transformer_nfn.prediction.experiment", "sklearn.datasets")
+LIBRARIES = ("transformer_nfn.cli.app", "transformer_nfn.paper.cells", "sklearn.datasets")
 """What workers need from the start."""
 
 EXPLANATION = (
@@ -121,7 +120,7 @@ def demo_command(
     console.print(EXPLANATION, highlight=False)
     page = root / "report.html"
     write_report(
-        [root / kind / "runs" for kind in SEED_KINDS],
+        [root / kind / "cells" for kind in SEED_KINDS],
         page,
         zoos=[root / kind / "zoo" for kind in SEED_KINDS],
     )
@@ -131,7 +130,7 @@ def demo_command(
         highlight=False,
     )
     console.print(
-        f"\nTry: tnfn predict {root / 'each' / 'runs' / records['each'][-1].model} "
+        f"\nTry: tnfn predict {root / 'each' / 'cells' / records['each'][-1].model} "
         f"{root / 'each' / 'zoo'}#0",
         highlight=False,
         soft_wrap=True,
@@ -222,30 +221,11 @@ def _train_predictors(
 def _train_one(root: Path, size: Size, job: tuple[str, str]) -> RunRecord:
     """Train a model on a zoo, given the kind of its seeds and the model."""
     from transformer_nfn.models.predictor import find
-    from transformer_nfn.prediction.data import Selection, describe_zoo
-    from transformer_nfn.prediction.experiment import Experiment, train_run
-    from transformer_nfn.prediction.protocol import Protocol
-    from transformer_nfn.prediction.training import Execution
+    from transformer_nfn.paper.cells import Cell, fill_cell
 
     kind, model = job
-    zoo, parts = _open_zoo(root / kind / "zoo")
-    experiment = Experiment(
-        model,
-        range(size.seeds),
-        # Probes are a hundred times the work of reading weights, and learn in fewer passes.
-        Protocol.of(model, size.probe_epochs if find(model).every_checkpoint else size.epochs),
-        selection=Selection().to_json(),
-    )
-    # On one core seeds that share their steps are no faster, those of the MLP slower.
-    alone = Execution(together=False)
-    out = root / kind / "runs" / model
-    return train_run(describe_zoo(zoo), parts, experiment, out, execution=alone)
-
-
-@functools.cache
-def _open_zoo(path: Path) -> tuple[Zoo, Parts]:
-    from transformer_nfn.prediction.data import Selection, load_parts
-    from transformer_nfn.zoo import Zoo
-
-    zoo = Zoo.open(path)
-    return zoo, load_parts(zoo, Selection(all_checkpoints=True))
+    # Probes are a hundred times the work of reading weights, and learn in fewer passes.
+    epochs = size.probe_epochs if find(model).every_checkpoint else size.epochs
+    seeds = tuple(range(size.seeds))
+    cell = Cell("", model, "", model, seeds=seeds, epochs=epochs, keep=True)
+    return fill_cell(root / kind / "zoo", cell, root / kind)

@@ -55,7 +55,8 @@ class Cell:
     """One cell of a table: a predictor on a choice of networks.
 
     Attributes:
-        topic, row, column: its place: topic of the table, and the keys of row and column.
+        topic, row, column: its place: topic of the table, and the keys of row and column; without a
+            topic it is in no table.
         model: name of the predictor.
         options: of the predictor.
         selection: which networks of the zoo; with ``all_checkpoints`` predictors that use other
@@ -94,8 +95,8 @@ class Cell:
     def folder(self) -> str:
         """Name of its run folder."""
         split = f"-split{self.selection.split_seed}" if self.selection.split_seed else ""
-        words = f"{self.topic}-{self.row}-{self.column}{split}".replace("+", "-").replace(" ", "")
-        return re.sub(r"[^\w.-]", "_", words)
+        words = "-".join(filter(None, (self.topic, self.row, self.column))) + split
+        return re.sub(r"[^\w.-]", "_", words.replace("+", "-").replace(" ", ""))
 
 
 def cell_networks(
@@ -131,7 +132,7 @@ def fill_cell(
     zoo = open_zoo(zoo_path)
     about, chosen, protocol = describe_zoo(zoo), cell.networks, Protocol.of(cell.model, cell.epochs)
     folder = out / "cells" / cell.folder
-    table = {"table": cell.topic, "row": cell.row, "column": cell.column}
+    table = {"table": cell.topic, "row": cell.row, "column": cell.column} if cell.topic else None
     selection = chosen.to_json(augment=cell.bound)
     untrained = RunRecord(cell.model, about, selection, protocol.to_json(), table=table)
     try:
@@ -157,7 +158,8 @@ def fill_cell(
         Experiment(cell.model, cell.seeds, protocol, cell.options, selection, table, cell.keep),
         folder,
         measure=measure,
-        execution=Execution(report=report),
+        # On one core seeds that share their steps are no faster, those of the MLP slower.
+        execution=Execution(report=report, together=device != "cpu" or torch.get_num_threads() > 1),
     )
 
 

@@ -15,35 +15,23 @@ from transformer_nfn.paper.gather import Run, gather
 from transformer_nfn.paper.numbers import LEARNING_CURVE, mean_text
 from transformer_nfn.paper.table_text import curve_lines, finite, lay_out, mean_tau
 from transformer_nfn.prediction.runs import RUN_FILE, RunRecord
-from transformer_nfn.report.findings import inside
+from transformer_nfn.report.findings import OPTIMIZERS
 from transformer_nfn.report.held_out import MILLION, HeldOut, TestedModel, held_out
 from transformer_nfn.report.number_text import (
     HEADINGS,
     counted,
     fixed,
     network_name,
+    percent,
     setting,
 )
-from transformer_nfn.report.plot import Axis, Plot, round_ticks, sheet, symbol, titled
+from transformer_nfn.report.plot import Plot, PlotAxis, round_ticks, sheet, symbol, titled
 
 BINS = 20
 MOST_POINTS = 1000
 """More points than this hide each other."""
-OPTIMIZERS = ("sgd", "sgdm", "adam", "rmsprop")
-WIDTH, HEIGHT, NARROW = 560, 300, 420
+WIDTH, HEIGHT = 560, 300
 _LAST_COLOR = 8
-
-
-@dataclass(frozen=True)
-class Row:
-    """A model in `dots`: its value with an error, those of its seeds, and the words about it."""
-
-    name: str
-    color: str
-    value: float
-    error: float | None
-    seeds: list[float]
-    words: list[str]
 
 
 @dataclass(frozen=True)
@@ -55,11 +43,6 @@ class Series:
     thick: Sequence[tuple[float, float]]
     thin: Sequence[Sequence[tuple[float, float]]]
     dots: Sequence[tuple[float, float, float | None, float, list[str]]]
-
-
-def share_text(value: float) -> str:
-    """``91.2 %``."""
-    return f"{fixed(100 * value, 1)} %"
 
 
 def ticked(value: float) -> str:
@@ -78,30 +61,6 @@ def _spread(values: Iterable[float], least: float, part: float) -> tuple[float, 
     return min(known) - pad, max(known) + pad
 
 
-def dots(title: str, about: str, rows: Sequence[Row], unit: float, rule: float | None) -> Plot:
-    """A line for each model: its value, the error, and a small mark for each seed."""
-    ends = [v for row in rows for v in (row.value - (row.error or 0), row.value + (row.error or 0))]
-    ends += [value for row in rows for value in row.seeds] + ([] if rule is None else [rule])
-    low, high = _spread(ends, 0.01, 0.08)
-    x = Axis(low, high, "", round_ticks(low, high, 5), lambda v: f"{unit * v:g}")
-    band, top = 34, 14
-    height = top + band * len(rows) + 26
-    plot = Plot(title, about, x, Axis(0, 1), NARROW, height, (top, 14, 26, 160))
-    if rule is not None:
-        plot.line((rule, rule), (0, 1), "always")
-    for i, row in enumerate(rows):
-        y = top + band * (i + 0.5)
-        plot.text(row.name, 148.0, y + 4, "end", "name")
-        for value in row.seeds:
-            plot.draw("circle", class_=f"seed {row.color}", cx=plot.across(value), cy=y, r=2.5)
-        if row.error is not None:
-            x1, x2 = (plot.across(row.value + sign * row.error) for sign in (-1, 1))
-            plot.draw("line", class_=f"line {row.color}", x1=x1, x2=x2, y1=y, y2=y)
-        plot.draw("circle", titled(row.name, row.words), class_=f"mean {row.color}",
-                  cx=plot.across(row.value), cy=y, r=5.5)  # fmt: skip
-    return plot
-
-
 def lines(
     title: str, about: str, series: Sequence[Series], x: str, y: str, *, places: Sequence[int] = ()
 ) -> Plot:
@@ -114,8 +73,8 @@ def lines(
     first, last = min(across), max(across)
     shown = _apart(places) if places else [n for n in round_ticks(first, last, 5) if n % 1 == 0]
     plot = Plot(
-        title, about, Axis(first, last, x, shown, "{:,.0f}".format, log=bool(places)),
-        Axis(low, high, y, round_ticks(low, high, 5)), WIDTH, HEIGHT, (26, 20, 46, 50),
+        title, about, PlotAxis(first, last, x, shown, "{:,.0f}".format, log=bool(places)),
+        PlotAxis(low, high, y, round_ticks(low, high, 5)), WIDTH, HEIGHT, (26, 20, 46, 50),
     )  # fmt: skip
     for each in series:
         for line, kind in (*((thin, "line thin") for thin in each.thin), (each.thick, "line")):
@@ -146,17 +105,18 @@ def histogram(accuracy: np.ndarray, title: str, *, log: bool = False) -> Plot:
     top = float(counts.max(initial=1))
     if log:
         powers = [10.0**i for i in range(8) if 10**i <= 1.3 * top]
-        y = Axis(0.7, max(10.0, 1.3 * top), "networks (log scale)", powers, "{:,.0f}".format, True)
+        ends = 0.7, max(10.0, 1.3 * top)
+        y = PlotAxis(*ends, "networks (log scale)", powers, "{:,.0f}".format, True)
     else:
         ticks = [tick for tick in round_ticks(0, 1.08 * top, 5) if tick % 1 == 0]
-        y = Axis(0, 1.08 * top, "networks", ticks, "{:,.0f}".format)
-    x = Axis(0, 1, "true accuracy (%)", round_ticks(0, 1, 5), ticked)
+        y = PlotAxis(0, 1.08 * top, "networks", ticks, "{:,.0f}".format)
+    x = PlotAxis(0, 1, "true accuracy (%)", round_ticks(0, 1, 5), ticked)
     about = f"{counted(len(values), 'network')}."
     plot = Plot(title, about, x, y, WIDTH, HEIGHT, (26, 14, 46, 50))
     for i, count in enumerate(counts.tolist()):
         if count:
             start, end, up = plot.across(i / BINS), plot.across((i + 1) / BINS), plot.down(count)
-            words = [counted(count, "network"), share_text(count / len(values))]
+            words = [counted(count, "network"), percent(count / len(values))]
             name = f"{100 * i // BINS} to {100 * (i + 1) // BINS} %"
             plot.draw("rect", titled(name, words), class_="bar m7", x=start + 0.8, y=up,
                       width=end - start - 1.6, height=HEIGHT - 46 - up)  # fmt: skip
@@ -164,47 +124,33 @@ def histogram(accuracy: np.ndarray, title: str, *, log: bool = False) -> Plot:
 
 
 def taus(part: HeldOut) -> Plot | None:
-    """τ of each model."""
-    rows = []
-    for run in part.zoo.finished:
-        tau, error = mean_tau(run.record)
-        if tau is None:
-            continue
-        words = [f"mean τ {mean_text(tau, error)}"]
-        values = []
+    """A line for each model: its τ, the error, and a small mark for each seed."""
+    runs = [run for run in part.zoo.finished if mean_tau(run.record)[0] is not None]
+    if not runs:
+        return None
+    values = [finite(seed.get("tau")) for run in runs for seed in run.record.seeds]
+    means = [(tau or 0.0, error or 0.0) for tau, error in (mean_tau(run.record) for run in runs)]
+    ends = [end for tau, error in means for end in (tau - error, tau + error)]
+    low, high = _spread([*ends, *(value for value in values if value is not None)], 0.01, 0.08)
+    band, top = 34, 14
+    about, height = f"{counted(len(runs), 'model')}, best τ first.", top + band * len(runs) + 26
+    axes = PlotAxis(low, high, "", round_ticks(low, high, 5)), PlotAxis(0, 1)
+    plot = Plot("Kendall’s τ of each model", about, *axes, 420, height, (top, 14, 26, 160))
+    for i, (run, (tau, error)) in enumerate(zip(runs, means, strict=True)):
+        y, color = top + band * (i + 0.5), color_of(run.record.model)
+        words = [f"mean τ {mean_text(*mean_tau(run.record))}"]
+        plot.text(run.name, 148.0, y + 4, "end", "name")
         for seed in run.record.seeds:
-            if (value := finite(seed.get("tau"))) is not None:
-                values.append(value)
-                low, high = (finite(seed.get(f"tau_{end}")) for end in ("low", "high"))
-                known = low is not None and high is not None
-                bounds = f" ({mean_text(low)} to {mean_text(high)})" if known else ""
-                words.append(f"seed {seed.get('seed')} {mean_text(value)}{bounds}")
-        rows.append(Row(run.name, color_of(run.record.model), tau, error, values, words))
-    about = f"{counted(len(rows), 'model')}, best τ first."
-    return dots("Kendall’s τ of each model", about, rows, 1.0, None) if rows else None
-
-
-def coverage(part: HeldOut) -> Plot | None:
-    """Shares of test networks inside their interval, and the largest aim."""
-    rows, levels, accuracy = [], [], part.networks.accuracy
-    for model in part.models:
-        shares = {each.seed: inside(each, accuracy) for each in model.seeds}
-        known = {seed: found[np.isfinite(found)] for seed, found in shares.items()}
-        known = {seed: found for seed, found in known.items() if len(found)}
-        if not known:
-            continue
-        level = finite(model.run.record.summary.get("level"))
-        mean = float(np.concatenate(list(known.values())).mean())
-        seeds = {seed: float(found.mean()) for seed, found in known.items()}
-        words = [f"in interval {share_text(mean)}"]
-        words += [] if level is None else [f"aim {share_text(level)}"]
-        words += [f"seed {seed} {share_text(value)}" for seed, value in seeds.items()]
-        levels += [] if level is None else [level]
-        color = color_of(model.run.record.model)
-        rows.append(Row(model.run.name, color, mean, None, [*seeds.values()], words))
-    title = "Test networks inside their interval (%)"
-    about = f"{counted(len(rows), 'model')}."
-    return dots(title, about, rows, 100.0, max(levels, default=None)) if rows else None
+            value, *bounds = (finite(seed.get(key)) for key in ("tau", "tau_low", "tau_high"))
+            if value is not None:
+                plot.draw("circle", class_=f"seed {color}", cx=plot.across(value), cy=y, r=2.5)
+                known = "" if None in bounds else f" ({' to '.join(map(mean_text, bounds))})"
+                words.append(f"seed {seed.get('seed')} {mean_text(value)}{known}")
+        x1, x2 = plot.across(tau - error), plot.across(tau + error)
+        plot.draw("line", class_=f"line {color}", x1=x1, x2=x2, y1=y, y2=y)
+        plot.draw("circle", titled(run.name, words), class_=f"mean {color}",
+                  cx=plot.across(tau), cy=y, r=5.5)  # fmt: skip
+    return plot
 
 
 def scatter(part: HeldOut) -> list[Plot]:
@@ -230,8 +176,8 @@ def _panel(part: HeldOut, model: TestedModel, low: float, high: float) -> Plot:
     name, ticks, named = model.run.name, round_ticks(low, high, 4), "optimizer" in networks.settings
     plot = Plot(
         f"{name}: predicted against true accuracy", f"{counted(len(kept), 'network')}, {whose}.",
-        Axis(low, high, "true accuracy (%)", ticks, ticked),
-        Axis(low, high, "predicted (%)", ticks, ticked), 280, 300, (46, 12, 46, 36),
+        PlotAxis(low, high, "true accuracy (%)", ticks, ticked),
+        PlotAxis(low, high, "predicted (%)", ticks, ticked), 280, 300, (46, 12, 46, 36),
     )  # fmt: skip
     plot.text(name, 0.0, 14.0, kind="head")
     if (tau := mean_tau(model.run.record)[0]) is not None:
@@ -242,10 +188,10 @@ def _panel(part: HeldOut, model: TestedModel, low: float, high: float) -> Plot:
     for i in kept.tolist():
         n = int(mean.network[i])
         true, said = float(networks.accuracy[n]), float(mean.predicted[i])
-        words = [f"true {share_text(true)}", f"predicted {share_text(said)}"]
+        words = [f"true {percent(true)}", f"predicted {percent(said)}"]
         bounds = [float(mean.low[i]), float(mean.high[i])]
         if np.isfinite(bounds).all():
-            words.append(f"interval {fixed(100 * bounds[0], 1)} to {share_text(bounds[1])}")
+            words.append(f"interval {fixed(100 * bounds[0], 1)} to {percent(bounds[1])}")
         about = {"run": networks.run[n]}
         about |= {HEADINGS[key]: networks.configuration[key][n] for key in networks.settings}
         words += [f"{k if k == 'L2' else k[0].lower() + k[1:]} {setting(value)}"
@@ -361,6 +307,6 @@ def _written(stem: Path, drawn: Sequence[str]) -> list[Path]:
     """Write each file atomically; numbered if there are several."""
     numbers = [""] if len(drawn) == 1 else [f"-{i}" for i in range(1, len(drawn) + 1)]
     paths = [stem.with_name(f"{stem.name}{number}.svg") for number in numbers]
-    for path, text in zip(paths, drawn, strict=False):
+    for path, text in zip(paths, drawn, strict=True):
         write_text(path, text)
-    return paths[: len(drawn)]
+    return paths

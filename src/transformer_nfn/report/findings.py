@@ -17,7 +17,7 @@ from transformer_nfn.report.held_out import MILLION, HeldOut, SeedPart, TestedMo
 Z = 1.96
 """Standard errors of a 95 % interval."""
 ALWAYS_THE_MEAN = "Always the mean"
-_OPTIMIZERS = ("sgd", "sgdm", "adam", "rmsprop")
+OPTIMIZERS = ("sgd", "sgdm", "adam", "rmsprop")
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,6 @@ class GroupTable:
 
     grouping: Grouping
     rows: list[tuple[str, list[float | None]]]
-
-    def worst(self, name: str) -> tuple[Group, float] | None:
-        """The largest value of a model's row, with its group.
-
-        None where fewer than two groups have networks.
-        """
-        pairs = zip(self.grouping.groups, dict(self.rows)[name], strict=True)
-        known = [(group, value) for group, value in pairs if value is not None]
-        return max(known, key=lambda entry: entry[1]) if len(known) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -153,7 +144,7 @@ def error_table(tested: HeldOut, grouping: Grouping) -> GroupTable:
 def inside_table(tested: HeldOut, grouping: Grouping) -> GroupTable:
     """The share of test networks inside their interval, for models that give intervals."""
     accuracy = tested.networks.accuracy
-    table = _table(tested, grouping, lambda part: inside(part, accuracy))
+    table = _table(tested, grouping, lambda part: _inside(part, accuracy))
     rows = [(name, row) for name, row in table.rows if any(value is not None for value in row)]
     return GroupTable(grouping, rows)
 
@@ -198,7 +189,7 @@ def calibration(tested: HeldOut, run: Run) -> Calibration | None:
     if model is None:
         return None
     part, accuracy = model.rows, tested.networks.accuracy
-    held, truth = inside(part, accuracy), accuracy[part.network]
+    held, truth = _inside(part, accuracy), accuracy[part.network]
     known = np.isfinite(held)
     if not known.any():
         return None
@@ -214,7 +205,7 @@ def calibration(tested: HeldOut, run: Run) -> Calibration | None:
 def _by_optimizer(tested: HeldOut) -> Grouping | None:
     column = np.array([str(name) for name in tested.networks.configuration["optimizer"]])
     names = {*column[tested.is_test].tolist()} - {"None"}
-    order = [name for name in _OPTIMIZERS if name in names]
+    order = [name for name in OPTIMIZERS if name in names]
     order += sorted(names - set(order))
     if not order:
         return None
@@ -248,7 +239,7 @@ def _group(tested: HeldOut, label: str, member: np.ndarray) -> Group:
     return Group(label, member, int((member & tested.is_test).sum()))
 
 
-def inside(part: SeedPart, accuracy: np.ndarray) -> np.ndarray:
+def _inside(part: SeedPart, accuracy: np.ndarray) -> np.ndarray:
     """1 inside, 0 outside, NaN without an interval."""
     truth = accuracy[part.network]
     held = (part.low <= truth) & (truth <= part.high)

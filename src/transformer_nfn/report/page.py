@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,20 @@ from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.files import write_text
 from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.paper.gather import ABOUT, Run, Study, gather
-from transformer_nfn.paper.numbers import mean_text
-from transformer_nfn.paper.table_text import curve_lines, mean_tau, zoo_seeds, zoo_size
+from transformer_nfn.paper.table_text import curve_lines, zoo_seeds, zoo_size
 from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.report import figures, tables
-from transformer_nfn.report.findings import calibration
 from transformer_nfn.report.held_out import HeldOut, held_out, within_zoos
 from transformer_nfn.report.number_text import (
     NOTHING,
     count,
     counted,
     decimal,
-    percent,
-    points,
     quoted,
     shown,
     threshold,
 )
-from transformer_nfn.report.plot import SYMBOLS, Plot, style, tag
+from transformer_nfn.report.plot import SYMBOLS, Plot, asset, tag
 
 # Nothing may be loaded, whatever a name in a record tries.
 POLICY = (
@@ -78,7 +73,7 @@ def _page(study: Study, parts: Sequence[HeldOut], command: str) -> str:
         ("paper", "Beside the paper", _beside_the_paper(study)),
         ("curve", "Learning curve", by_zoo(lambda part: _learning_curve(study, part))),
         ("figures", "Figures", by_zoo(lambda part: _figures(study, part))),
-        ("intervals", "The intervals", by_zoo(_intervals)),
+        ("intervals", "The intervals", by_zoo(tables.intervals)),
         ("failures", "Where the predictor fails", by_zoo(tables.failures)),
         ("runs", "Every run", _folded("Show all runs", tables.runs_table(study.runs))),
     ]
@@ -94,18 +89,17 @@ def _page(study: Study, parts: Sequence[HeldOut], command: str) -> str:
 <p class="kicker">transformer-nfn · report</p>
 <h1>How accurate is a network, <em>judging by its weights</em>?</h1>
 <p class="lede">{_lede(study)}</p>
-{_tiles(study, parts)}
 </div></header>
 <nav aria-label="Sections"><div class="inner"><button type="button" class="fold" \
 aria-expanded="false" aria-controls="sections">Sections</button>\
 <div class="links" id="sections">{links}</div></div></nav>
 <main class="inner">
 {body}</main>
-<footer class="inner"><p>Written {quoted(_date(written))} by transformer-nfn \
+<footer class="inner"><p>Written {quoted(f"{written:%Y-%m-%d %H:%M} UTC")} by transformer-nfn \
 {quoted(__version__)} from {shown("folders", f"{len(study.runs):,}")} run folders. Standard \
 errors are over seeds. The paper’s numbers are as printed there.</p></footer>
 <script>
-{_asset("start.js")}</script>
+{asset("start.js")}</script>
 </body>
 </html>
 """
@@ -123,13 +117,9 @@ def page_head(title: str) -> str:
 <title>{title}</title>
 <link rel="icon" href="data:,">
 <style>
-{style()}{_asset("style.css")}</style>
+{asset("plot.css")}{asset("style.css")}</style>
 </head>
 """
-
-
-def _asset(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _by_zoo(parts: Sequence[HeldOut], block: Callable[[HeldOut], str]) -> str:
@@ -248,18 +238,6 @@ def _figure(kind: str, part: HeldOut, plots: Sequence[Plot], caption: str, key: 
     )
 
 
-def _intervals(part: HeldOut) -> str:
-    found = tables.intervals(part)
-    caption = (
-        "Share of test networks inside their interval; small marks are seeds, the upright "
-        "line is the aim."
-    )
-    plot = figures.coverage(part)
-    if plot is None or not found:
-        return ""
-    return f'<div class="block">{_figure("calibration", part, [plot], caption)}</div>{found}'
-
-
 def _zoo_names(study: Study) -> str:
     """Labels of all zoos."""
     return "; ".join(zoo.label for zoo in study.zoos)
@@ -272,60 +250,19 @@ def _lede(study: Study) -> str:
         f"{_who(study)} the {quoted(targets)} of transformers from nothing but their weights: "
         f"{quoted(_zoo_names(study))}."
     )
-    titles = [zoo.label.partition(",")[0] for zoo in study.zoos]
-    for index, (zoo, title) in enumerate(zip(study.zoos, titles, strict=True)):
+    for index, zoo in enumerate(study.zoos):
         if zoo.best and len(zoo.finished) > 1:
             tau = shown(f"z{index}.lede.tau", decimal(zoo.best.record.summary.get("tau")))
-            # Zoos of one task and name differ in size or seeds, which the full label states.
-            name = title if titles.count(title) == 1 else zoo.label
-            where = f" on {quoted(name)}" if len(study.zoos) > 1 else ""
+            where = f" on {quoted(zoo.label)}" if len(study.zoos) > 1 else ""
             text += f" Best{where}: <b>{quoted(zoo.best.name)}</b>, τ&nbsp;=&nbsp;{tau}."
     return text
 
 
 def _who(study: Study) -> str:
-    """The compared models; where there are none, the variants in tables."""
-    compared = {run.record.model for zoo in study.zoos for run in zoo.finished}
-    if compared:
-        verb = "predicts" if len(compared) == 1 else "predict"
-        return f"{shown('models', counted(len(compared), 'model'))} {verb}"
-    done = [run for run in study.runs if run.done]
-    if not done:
-        return "No finished run predicts"
-    names = ", ".join(dict.fromkeys(run.name for run in done))
-    verb = "predicts" if len(done) == 1 else "predict"
-    return f"{shown('variants', counted(len(done), 'variant'))} of {quoted(names)} {verb}"
-
-
-def _tiles(study: Study, parts: Sequence[HeldOut]) -> str:
-    """The four large numbers, of the zoo with most models."""
-    part = max(parts, key=lambda part: (len(part.zoo.finished), len(part.zoo.runs)))
-    zoo = part.zoo
-    if zoo.best is None:
-        return ""
-    record, key = zoo.best.record, f"{part.key}.tile"
-    tau = mean_text(*mean_tau(record))
-    held = calibration(part, zoo.best)
-    size = zoo_size(record.zoo)
-    of_all = "" if size is None else f"of {shown(f'{key}.size', f'{size:,}')} in the zoo"
-    entries = [
-        ("best Kendall’s τ", "tau", tau, quoted(zoo.best.name)),
-        ("mean absolute error", "mae", points(record.summary.get("mae")), quoted(zoo.best.name)),
-        ("inside the interval", "inside", percent(held and held.inside), "of test networks"),
-        ("networks to train on", "train", count(record.selection.get("train")), of_all),
-    ]
-    blocks = "".join(
-        f'<div class="tile"><dt>{label}<span>{below}</span></dt>'
-        f"<dd>{shown(f'{key}.{name}', value)}</dd></div>"
-        for label, name, value, below in entries
-    )
-    # With one zoo the sentence above has named it.
-    heading = f'<p class="tiles-of">{quoted(zoo.label)}</p>' if len(study.zoos) > 1 else ""
-    return f'{heading}<dl class="tiles" aria-label="{escape(zoo.label)}">{blocks}</dl>'
-
-
-def _date(written: datetime) -> str:
-    return f"{written:%Y-%m-%d %H:%M} UTC"
+    """How many models have predicted."""
+    models = {run.record.model for run in study.runs if run.done}
+    verb = "predicts" if len(models) == 1 else "predict"
+    return f"{shown('models', counted(len(models), 'model'))} {verb}"
 
 
 def _what_was_run(
@@ -334,7 +271,7 @@ def _what_was_run(
     """Date and command; for each zoo its facts and how each model was trained."""
     blocks = [
         f'<dl class="facts"><div><dt>Written</dt><dd><time datetime="'
-        f'{written:%Y-%m-%dT%H:%MZ}">{quoted(_date(written))}</time></dd></div>'
+        f'{written:%Y-%m-%dT%H:%MZ}">{quoted(f"{written:%Y-%m-%d %H:%M} UTC")}</time></dd></div>'
         f'<div class="wide"><dt>Command</dt><dd><code>{quoted(command)}</code></dd></div>'
         f"{_left_out(study.others)}</dl>"
     ]

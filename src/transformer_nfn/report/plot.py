@@ -13,13 +13,17 @@ from typing import Any
 NAMESPACE = "http://www.w3.org/2000/svg"
 SYMBOLS = "●■▲◆✚"
 """Of the shapes that `symbol` draws, for keys."""
+PATHS = (
+    "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0-2 0z", "M-.9-.9h1.8v1.8h-1.8z", "M0-1.2l1.2 2h-2.4z",
+    "M0-1.3l1.3 1.3-1.3 1.3-1.3-1.3z", "M-.4-1.2h.8v.8h.8v.8h-.8v.8h-.8v-.8h-.8v-.8h.8z",
+)  # fmt: skip
 LETTER = 6.4
 """Width of a letter of a key."""
 
 
 @dataclass(frozen=True)
-class Axis:
-    """One axis.
+class PlotAxis:
+    """What an axis measures.
 
     Attributes:
         low, high: its ends.
@@ -69,18 +73,8 @@ def titled(title: str, words: Iterable[str]) -> str:
 
 def symbol(kind: int, x: float, y: float, r: float, title: str, **attributes: Any) -> str:
     """A mark whose shape says what its colour says."""
-    if kind == 0:
-        return tag("circle", title, cx=x, cy=y, r=r, **attributes)
-    paths = {
-        1: f"m{-0.9 * r:.1f} {-0.9 * r:.1f}h{1.8 * r:.1f}v{1.8 * r:.1f}h{-1.8 * r:.1f}z",
-        2: f"m0 {-1.2 * r:.1f}l{1.2 * r:.1f} {2 * r:.1f}h{-2.4 * r:.1f}z",
-        3: f"m0 {-1.3 * r:.1f}l{1.3 * r:.1f} {1.3 * r:.1f}l{-1.3 * r:.1f} {1.3 * r:.1f}"
-           f"l{-1.3 * r:.1f} {-1.3 * r:.1f}z",
-        4: f"m{-0.4 * r:.1f} {-1.2 * r:.1f}h{0.8 * r:.1f}v{0.8 * r:.1f}h{0.8 * r:.1f}"
-           f"v{0.8 * r:.1f}h{-0.8 * r:.1f}v{0.8 * r:.1f}h{-0.8 * r:.1f}v{-0.8 * r:.1f}"
-           f"h{-0.8 * r:.1f}v{-0.8 * r:.1f}h{0.8 * r:.1f}z",
-    }  # fmt: skip
-    return tag("path", title, d=f"M{x:.1f} {y:.1f}{paths[kind]}", **attributes)
+    place = f"translate({x:.1f} {y:.1f}) scale({r:g})"
+    return tag("path", title, d=PATHS[kind], transform=place, **attributes)
 
 
 class Plot:
@@ -97,7 +91,7 @@ class Plot:
     """
 
     def __init__(
-        self, title: str, about: str, x: Axis, y: Axis, width: int, height: int,
+        self, title: str, about: str, x: PlotAxis, y: PlotAxis, width: int, height: int,
         margin: tuple[int, int, int, int],
     ) -> None:  # fmt: skip
         self.title, self.x, self.y = title, x, y
@@ -170,9 +164,9 @@ def key_entry(kind: str, name: str, x: float, y: float) -> str:
     return tag("text", f"{tag('tspan', shape, class_=kind)} {escape(name)}", x=x, y=y)
 
 
-def style() -> str:
-    """Colours and the rules of plots, for a page."""
-    return files(__package__).joinpath("plot.css").read_text(encoding="utf-8")
+def asset(name: str) -> str:
+    """Text of a style sheet or script of this package."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def sheet(
@@ -194,8 +188,9 @@ def sheet(
                  width=plot.width, height=plot.height)
         for i, plot in enumerate(plots)
     ]  # fmt: skip
-    colors = dict(re.findall(r"--([\w-]+): ([^;]+);", style().partition("@media")[0]))
-    rules = style().rpartition("/* plots */")[2]
+    style = asset("plot.css")
+    colors = dict(re.findall(r"--([\w-]+): ([^;]+);", style.partition("@media")[0]))
+    rules = style.rpartition("/* plots */")[2]
     rules = re.sub(r"var\(--([\w-]+)\)", lambda match: colors[match[1]], rules)
     box = f"-12 -6 {size[0] + 24} {size[1] + 18}"
     return tag("svg", tag("style", rules) + "".join(inner), xmlns=NAMESPACE, viewBox=box,

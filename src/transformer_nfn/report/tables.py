@@ -350,7 +350,7 @@ def _side_by_side(key: str, tables: list[GroupTable], what: str, *, share: bool 
 
 
 def failures(tested: HeldOut) -> str:
-    """Errors by group in a sentence and as tables, then the worst networks of each model."""
+    """Errors by group, then the worst networks of each model."""
     if not tested.models:
         return ""
     key, choice = tested.key, f"worst-{tested.index}"
@@ -366,7 +366,6 @@ def failures(tested: HeldOut) -> str:
             f"{_predict_command(model.run, tested.reference, networks)}</div>"
         )
     return (
-        f'<p class="prose">{_sentence(tested, errors)}</p>'
         f"{_side_by_side(f'{key}.error', errors, 'Mean absolute error')}"
         f'<div class="chooser"><label for="{choice}">Worst networks of</label> '
         f'<select id="{choice}">{options}</select>{worst}</div>'
@@ -388,38 +387,6 @@ def _predict_command(run: Run, reference: str, networks: list[WorstNetwork]) -> 
     if not kept:
         text += " This run kept no predictors; RUN is one that did."
     return f'<p class="note">{text} Before # stands the zoo, by its path from where you are.</p>'
-
-
-def _sentence(tested: HeldOut, errors: list[GroupTable]) -> str:
-    """The errors of the best model in a sentence; its numbers are in the tables below too."""
-    run, key = tested.zoo.best, f"{tested.key}.best"
-    model = None if run is None else tested.of(run)
-    if model is None:
-        return "Errors are predicted less true accuracy."
-    part = model.rows
-    off = part.predicted - tested.networks.accuracy[part.network]
-    worst = worst_networks(tested, model, 1)[0]
-    name = network_name(tested.reference, worst.place, worst.run)
-    text = (
-        f"<b>{quoted(model.run.name)}</b>, the best model, is off by "
-        f"{shown(f'{key}.mae', points(np.abs(off).mean()))} on average. Furthest off is "
-        f"{shown(f'{key}.network', f'<code>{escape(name)}</code>')}, by "
-        f"{shown(f'{key}.worst', points(abs(worst.error)))}"
-        f"{', the mean of its seeds' if len(model.seeds) > 1 else ''}."
-    )
-    bias = float(off.mean())
-    if abs(bias) >= 5e-4:
-        side = "high" if bias > 0 else "low"
-        text += f" It guesses too {side} by {shown(f'{key}.bias', points(abs(bias)))} overall."
-    bands = []
-    for i, table in enumerate(errors):
-        if found := table.worst(model.run.name):
-            group, error = found
-            texts = {"label": escape(group.label), "error": points(error), "n": f"{group.count:,}"}
-            text_of = {name: shown(f"{key}.band{i}.{name}", html) for name, html in texts.items()}
-            of = "of" if table.grouping.title == "optimiser" else "of accuracy"
-            bands.append(f"{of} {text_of['label']} ({text_of['error']}, n = {text_of['n']})")
-    return text + (f" It errs most on networks {' and '.join(bands)}." if bands else "")
 
 
 def _row(first: str, cells: Iterable[str], kind: str = "") -> str:
