@@ -2,6 +2,7 @@
 
     python tools/result_tables.py            # writes every page with a table
     python tools/result_tables.py --check    # exit code 1 if a page is out of date
+    python tools/result_tables.py --rows results/cells NAME    # rows of finished cells, as NAME
 
 A page marks the place of a table by ``<!-- table: NAME -->`` and ``<!-- end of table -->``.
 NAME.json names a ``table`` of `tnfn reproduce`, the file of its ``rows``, the command that builds
@@ -28,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.cli.reproduce import BY_MODEL
-from transformer_nfn.io.files import read_parquet
+from transformer_nfn.io.files import read_parquet, write_parquet
 from transformer_nfn.paper.numbers import (
     CHANGE,
     NOTHING,
@@ -37,10 +38,19 @@ from transformer_nfn.paper.numbers import (
     table_named,
     table_of,
 )
-from transformer_nfn.paper.rows import MADE, PRECISIONS, SELECTED, SUMMARY, ZOO
+from transformer_nfn.paper.paired import paired_rows
+from transformer_nfn.paper.rows import (
+    MADE,
+    PRECISIONS,
+    SELECTED,
+    SUMMARY,
+    ZOO,
+    as_columns,
+    result_rows,
+)
 from transformer_nfn.paper.table_text import TableView, lay_out, markdown_rows, place, zoo_label
 from transformer_nfn.prediction.metrics import standard_error
-from transformer_nfn.prediction.runs import RunRecord
+from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
 from transformer_nfn.report.number_text import counted
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -225,11 +235,28 @@ def with_numbers(text: str) -> str:
     return PAPER.sub(lambda m: f"<!-- paper:{m['key']} -->{quoted(m['key'])}<!-- /paper -->", text)
 
 
+def write_rows(cells: Path, name: str) -> None:
+    """Write NAME.parquet and NAME-paired.parquet from the finished cells of one zoo."""
+    records = {path.parent: RunRecord.read(path.parent) for path in cells.glob(f"*/{RUN_FILE}")}
+    records = dict(sorted(records.items()))
+    pairs: list[dict[str, Any]] = []
+    for topic in dict.fromkeys(place(record)[0] for record in records.values()):
+        found = paired_rows(folder for folder, each in records.items() if place(each)[0] == topic)
+        pairs += [{"table": topic, **row} for row in found]
+    write_parquet(RESULTS / f"{name}.parquet", result_rows(records.values()), RunError)
+    write_parquet(RESULTS / f"{name}-paired.parquet", as_columns(pairs), RunError)
+
+
 def main() -> int:
     """Write the pages, or check them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--check", action="store_true", help="only compare, write nothing")
-    check = parser.parse_args().check
+    parser.add_argument("--rows", nargs=2, metavar=("CELLS", "NAME"), help="see above")
+    args = parser.parse_args()
+    if args.rows:
+        write_rows(Path(args.rows[0]), args.rows[1])
+        return 0
+    check = args.check
     stale = 0
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = path.read_text(encoding="utf-8")
