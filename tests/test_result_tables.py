@@ -127,9 +127,11 @@ def test_a_printed_command_gives_the_cells_of_its_table(path: Path) -> None:
     kind = tables.table_named(spec["table"]).topic
     rows = [row for row in rows if row["table"] == kind]
     models = options["models"].split(",") if "models" in options else None
-    cells = {
-        (cell.row, cell.column): cell for cell in table_cells(spec["table"], build["task"], models)
-    }
+    named = options["sizes"].split(",") if "sizes" in options else None
+    sizes = named and [None if each == "all" else int(each) for each in named]
+    train = max(row["train"] for row in rows)
+    found = table_cells(spec["table"], build["task"], models, train, sizes)
+    cells = {(cell.row, cell.column): cell for cell in found}
     splits = [str(n) for n in range(int(options.get("splits", 1)))]
     shown = [row for row in rows if str(row["split_seed"] or 0) in splits]
     assert {(row["row"], row["column"]) for row in shown} <= {*cells}, "others were not finished"

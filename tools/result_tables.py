@@ -32,6 +32,7 @@ from transformer_nfn.cli.reproduce import BY_MODEL
 from transformer_nfn.io.files import read_parquet, write_parquet
 from transformer_nfn.paper.numbers import (
     CHANGE,
+    LEARNING_CURVE,
     NOTHING,
     PAPER_TABLES,
     quoted,
@@ -155,6 +156,8 @@ def command(view: TableView, records: list[RunRecord]) -> str:
     words = ["tnfn", "reproduce", view.paper.name, f"zoos/{records[0].zoo['name']}"]
     if view.paper.name in BY_MODEL:
         words += ["--models", ",".join(dict.fromkeys(place(r)[1] for r in records))]
+    if view.paper is LEARNING_CURVE:
+        words += ["--sizes", ",".join(view.columns)]
     words += ["--seeds", str(len(records[0].seeds))]
     words += ["--splits", str(len(splits))] if len(splits) > 1 else []
     return " ".join([*words, "--out results"])

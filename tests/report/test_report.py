@@ -103,6 +103,15 @@ def test_zoos_of_both_kinds_are_never_compared_with_each_other(tmp_path):
         assert f"Best on {label}: " in lede
 
 
+def test_zoos_of_one_name_are_told_apart_by_their_checksum(tmp_path):
+    for name in ("a", "b"):
+        run = write_run(tmp_path / name, "mlp", networks=60)
+        set_record(run, zoo__sha256=name * 64)
+    with pytest.raises(RunError, match="runs on two zoos, both called 'MNIST, 60 networks, a seed"):
+        write_report([tmp_path], tmp_path / "report.html")
+    write_report([tmp_path / "a"], tmp_path / "report.html")
+
+
 def test_text_of_a_record_is_never_code(tmp_path):
     bad = '</script><script>alert(1)</script><b onclick="x">&'
     write_run(tmp_path / "r", bad, networks=60, name=bad, log=False)
