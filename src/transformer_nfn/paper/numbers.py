@@ -286,7 +286,7 @@ LEARNING_CURVE = PaperTable(
     title="Kendall’s τ by number of networks to train on",
     together=True,
     note="Fewer networks are a random subset, each within the next larger one; validation and test "
-    "networks are the same throughout. Errors are over seeds of the training, on one subset.",
+    "networks are the same throughout. Errors are over seeds of the training, or over splits.",
 )
 ALL_KINDS, WITHIN = "all kinds", "within kinds"
 WHOLE, INVARIANTS, LEFT_OUT = "whole_network", "invariants", "left_out"
