@@ -233,13 +233,9 @@ def gather(folders: Iterable[Path]) -> Study:
         by_zoo.setdefault(run.label, []).append(run)
 
     for label, group in by_zoo.items():
-        zoos = {sha: run.folder for run in group if (sha := run.record.zoo.get("sha256"))}
+        zoos = {sha: str(run.folder) for run in group if (sha := run.record.zoo.get("sha256"))}
         if len(zoos) > 1:
-            first, second, *_ = zoos.values()
-            raise RunError(
-                f"'{first}' and '{second}' are runs on two zoos, both called '{label}': report on "
-                "each by itself"
-            )
+            raise RunError(f"runs on several zoos called '{label}': {', '.join(zoos.values())}")
 
     def filled(name: str) -> list[TableView]:
         return [view for view in lay_out(name, [run.record for run in runs]) if view.ours]

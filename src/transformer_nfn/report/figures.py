@@ -31,7 +31,6 @@ BINS = 20
 MOST_POINTS = 1000
 """More points than this hide each other."""
 WIDTH, HEIGHT = 560, 300
-_LAST_COLOR = 8
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def ticked(value: float) -> str:
 
 def color_of(model: str) -> str:
     """Class of the colour of a model."""
-    return f"m{min(model_place(model)[0], _LAST_COLOR)}"
+    return f"m{min(model_place(model)[0], 8)}"
 
 
 def _spread(values: Iterable[float], least: float, part: float) -> tuple[float, float]:
@@ -103,16 +102,13 @@ def histogram(accuracy: np.ndarray, title: str, *, log: bool = False) -> Plot:
     values = np.rint(accuracy[np.isfinite(accuracy)] * MILLION).astype(np.int64)
     counts = np.bincount(np.clip(values * BINS // MILLION, 0, BINS - 1), minlength=BINS)
     top = float(counts.max(initial=1))
-    if log:
-        powers = [10.0**i for i in range(8) if 10**i <= 1.3 * top]
-        ends = 0.7, max(10.0, 1.3 * top)
-        y = PlotAxis(*ends, "networks (log scale)", powers, "{:,.0f}".format, True)
-    else:
-        ticks = [tick for tick in round_ticks(0, 1.08 * top, 5) if tick % 1 == 0]
-        y = PlotAxis(0, 1.08 * top, "networks", ticks, "{:,.0f}".format)
+    ends = (0.7, max(10.0, 1.3 * top)) if log else (0.0, 1.08 * top)
+    places = [10.0**i for i in range(8)] if log else round_ticks(*ends, 5)
+    ticks = [tick for tick in places if tick % 1 == 0 and tick <= ends[1]]
     x = PlotAxis(0, 1, "true accuracy (%)", round_ticks(0, 1, 5), ticked)
-    about = f"{counted(len(values), 'network')}."
-    plot = Plot(title, about, x, y, WIDTH, HEIGHT, (26, 14, 46, 50))
+    y = PlotAxis(*ends, f"networks{' (log scale)' * log}", ticks, "{:,.0f}".format, log)
+    said = f"{counted(len(values), 'network')}."
+    plot = Plot(title, said, x, y, WIDTH, HEIGHT, (26, 14, 46, 50))
     for i, count in enumerate(counts.tolist()):
         if count:
             start, end, up = plot.across(i / BINS), plot.across((i + 1) / BINS), plot.down(count)
