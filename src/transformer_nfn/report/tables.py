@@ -141,7 +141,7 @@ def _models_note(key: str, zoo: ZooStudy, always: Baseline | None) -> str:
         "MAE is in units of accuracy: a hundredth is one percentage point. In interval: the share "
         f"of test networks inside their interval{aim}. Trees have no parameters to count. "
         "Worth examples: accuracies measured on so many labelled examples would rank the test "
-        "networks as well as this τ, simulated from their measured accuracies."
+        "networks as well as this τ, simulated as if each had its own: an upper limit."
     )
     if always is not None:
         mean = shown(f"{key}.mean.said", percent(always.predicted))
