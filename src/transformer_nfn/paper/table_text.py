@@ -15,6 +15,7 @@ from transformer_nfn.models.predictor import model_name, model_place
 from transformer_nfn.paper.numbers import (
     ALL_KINDS,
     CHANGE,
+    GAP,
     HELD,
     LEARNING_CURVE,
     LEFT_OUT,
@@ -24,6 +25,7 @@ from transformer_nfn.paper.numbers import (
     TABLE_7,
     TESTED,
     TESTED_LEFT_OUT,
+    THEIRS,
     TOPICS,
     WITHIN,
     PaperTable,
@@ -305,6 +307,13 @@ def best_keys(values: Mapping[Key, float | None], *, lowest: bool = False) -> se
 
 
 def _add_changes(view: TableView) -> None:
+    for column in view.columns:
+        found = {row: view.ours[row, column] for row in view.rows if (row, column) in view.ours}
+        ours = found.pop(THEIRS, None)
+        known = [v for row in view.paper.printed if row in found and (v := found[row].value)]
+        if known and ours is not None and ours.value is not None:
+            record, gap = replace(ours.record, summary={}), ours.value - max(known)
+            view.ours[GAP, column] = OurCell(record, gap, None, mean_text(gap))
     view.columns[CHANGE] = "Largest change"
     for row in view.rows:
         cells = [view.ours.get((row, column)) for column in view.paper.columns]

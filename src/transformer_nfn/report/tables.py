@@ -9,7 +9,7 @@ from html import escape
 
 import numpy as np
 
-from transformer_nfn.paper.gather import Run, ZooStudy
+from transformer_nfn.paper.gather import Run
 from transformer_nfn.paper.numbers import examples_text, mean_text
 from transformer_nfn.paper.table_text import (
     OurCell,
@@ -110,7 +110,7 @@ def models_table(tested: HeldOut) -> str:
     head = ["Model", "Kendall’s τ", "Seeds together", "R²", "MAE", "In interval", "Parameters",
             "Worth examples"]  # fmt: skip
     caption = f"How well each model ranks the test networks · {quoted(zoo.label)}"
-    return table(caption, head, rows, "numbers sorts", _models_note(tested.key, zoo, always))
+    return table(caption, head, rows, "numbers sorts", _models_note(tested.key, always))
 
 
 def _worth(tested: HeldOut, run: Run) -> str:
@@ -122,26 +122,14 @@ def _worth(tested: HeldOut, run: Run) -> str:
     return examples_text(*worth_in_examples(tested.networks.accuracy[networks], [tau]))
 
 
-def _models_note(key: str, zoo: ZooStudy, always: Baseline | None) -> str:
-    seeds = sorted({len(run.record.seeds) for run in zoo.finished})
-    note = "One seed only, so τ has no standard error. "
-    if seeds and seeds[-1] > 1:
-        text = "–".join(str(n) for n in sorted({seeds[0], seeds[-1]}))
-        note = (
-            f"τ with its standard error over {shown(f'{key}.seeds', text)} seeds. Seeds together: "
-            "τ of the mean of all seeds’ predictions, which is what <code>tnfn predict</code> "
-            "answers. "
-        )
-    known = (finite(run.record.summary.get("level")) for run in zoo.finished)
-    levels = [level for level in known if level is not None]
-    aim = ""
-    if levels:
-        aim = f", which aims at {shown(f'{key}.level', f'{100 * max(levels):g} %')}"
-    note += (
-        "MAE is in units of accuracy: a hundredth is one percentage point. In interval: the share "
-        f"of test networks inside their interval{aim}. Trees have no parameters to count. "
-        "Worth examples: accuracies measured on so many labelled examples would rank the test "
-        "networks as well as this τ, simulated as if each had its own: an upper limit."
+def _models_note(key: str, always: Baseline | None) -> str:
+    note = (
+        "τ with its standard error over seeds, where there are several. Seeds together: τ of the "
+        "mean of all seeds’ predictions, which is what <code>tnfn predict</code> answers. MAE is "
+        "in units of accuracy: a hundredth is one percentage point. In interval: the share of test "
+        "networks inside their interval. Trees have no parameters to count. Worth examples: "
+        "accuracies measured on so many labelled examples would rank the test networks as well as "
+        "this τ, simulated as if each had its own: an upper limit."
     )
     if always is not None:
         mean = shown(f"{key}.mean.said", percent(always.predicted))
