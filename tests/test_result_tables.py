@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import result_tables as tables
+from run_folders import write_run
 
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.files import read_parquet
@@ -134,7 +135,10 @@ def test_a_printed_command_gives_the_cells_of_its_table(path: Path) -> None:
     cells = {(cell.row, cell.column): cell for cell in found}
     splits = [str(n) for n in range(int(options.get("splits", 1)))]
     shown = [row for row in rows if str(row["split_seed"] or 0) in splits]
-    assert {(row["row"], row["column"]) for row in shown} <= {*cells}, "others were not finished"
+    unfinished = {tuple(cell) for cell in spec.get("unfinished", ())}
+    filled = {(row["row"], row["column"]) for row in shown}
+    assert not filled & unfinished
+    assert filled | unfinished == {*cells}
     for row in shown:
         cell = cells[row["row"], row["column"]]
         assert json.loads(row["options"]) == dict(cell.options)
@@ -142,6 +146,24 @@ def test_a_printed_command_gives_the_cells_of_its_table(path: Path) -> None:
         assert row["seed"] < int(options["seeds"])
         assert (row["zoo_runs"], row["zoo_seeds"]) == (int(build["runs"]), build["seeds"])
         assert all(row[name] for name in ("commit", "device", "zoo_sha256", "updates", "version"))
+
+
+def test_rows_are_written_from_finished_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for row in ("mlp", "statnn"):
+        table = {"table": "thresholds", "row": row, "column": "all"}
+        write_run(tmp_path / "cells" / row, row, networks=80, seeds=2, table=table, same_parts=True)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    tables.write_rows(tmp_path / "cells", "zoo")
+    rows = read_parquet(tmp_path / "zoo.parquet").to_pylist()
+    assert [(row["row"], row["seed"]) for row in rows] == [
+        (row, seed) for row in ("mlp", "statnn") for seed in (0, 1)
+    ]
+    (pair,) = read_parquet(tmp_path / "zoo-paired.parquet").to_pylist()
+    assert (pair["row"], pair["against"]) == ("mlp", "statnn")
+    mlp, statnn = (sum(row["tau"] for row in part) / 2 for part in (rows[:2], rows[2:]))
+    assert pair["difference"] == pytest.approx(mlp - statnn)
 
 
 def test_epochs_of_a_caption_are_those_of_a_printed_command() -> None:

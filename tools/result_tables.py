@@ -6,10 +6,10 @@
 
 A page marks the place of a table by ``<!-- table: NAME -->`` and ``<!-- end of table -->``.
 NAME.json names a ``table`` of `tnfn reproduce`, the file of its ``rows``, the command that builds
-the ``zoo``, and ``pairs`` of rows whose difference is shown: all else comes from the rows. Or it
-holds title, setting, commands, columns, rows and notes themselves. ``{{table|row|column}}`` is then
-a cell of another table, where a row is named by its first cell, and ``"paper": "table1"`` adds the
-paper's row under the rows of each model.
+the ``zoo``, ``pairs`` of rows whose difference is shown, and ``unfinished`` cells: all else comes
+from the rows. Or it holds title, setting, commands, columns, rows and notes themselves.
+``{{table|row|column}}`` is then a cell of another table, where a row is named by its first cell,
+and ``"paper": "table1"`` adds the paper's row under the rows of each model.
 
 A number of the paper is a reference, in pages and files alike: ``<!-- paper:table1/mlp/all -->``
 and ``<!-- /paper -->`` stand around it, and what is between them comes from `paper.numbers`.
@@ -126,6 +126,9 @@ def from_rows(spec: Any) -> str:
     view.columns = {key: label for key, label in view.columns.items() if key in columns}
     lines = [f"**{paper.heading}. {paper.title}.** {setting(view, found, len(common))}", ""]
     lines += [*view.lines(), *(f"\n{note}" for note in view.notes)]
+    if unfinished := spec.get("unfinished"):
+        cells = (f"{view.rows[row]}, {view.columns[column]}" for row, column in unfinished)
+        lines += ["", f"Not finished: {'; '.join(cells)}."]
     if pairs := spec.get("pairs"):
         lines += ["", *differences(spec["rows"], view, pairs)]
     lines += ["", "```console", f"$ {spec['zoo']}", f"$ {command(view, found)}", "```"]

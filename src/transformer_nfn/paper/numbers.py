@@ -41,7 +41,7 @@ def examples_text(count: int | None) -> str:
     return "> 131,072" if count is None else f"{float(f'{count:.2g}'):,.0f}"
 
 
-THEIRS = "transformer_nfn"
+NFN = "transformer_nfn"
 GAP, CHANGE = "gap", "change"
 """Row of table 7, and a column of it that the paper lacks, see `largest_change`."""
 

@@ -20,12 +20,12 @@ from transformer_nfn.paper.numbers import (
     LEARNING_CURVE,
     LEFT_OUT,
     MIXED,
+    NFN,
     NOTHING,
     TABLE_5,
     TABLE_7,
     TESTED,
     TESTED_LEFT_OUT,
-    THEIRS,
     TOPICS,
     WITHIN,
     PaperTable,
@@ -309,8 +309,9 @@ def best_keys(values: Mapping[Key, float | None], *, lowest: bool = False) -> se
 def _add_changes(view: TableView) -> None:
     for column in view.columns:
         found = {row: view.ours[row, column] for row in view.rows if (row, column) in view.ours}
-        ours = found.pop(THEIRS, None)
-        known = [v for row in view.paper.printed if row in found and (v := found[row].value)]
+        ours = found.pop(NFN, None)
+        others = (found[row].value for row in view.paper.printed if row in found)
+        known = [value for value in others if value is not None]
         if known and ours is not None and ours.value is not None:
             record, gap = replace(ours.record, summary={}), ours.value - max(known)
             view.ours[GAP, column] = OurCell(record, gap, None, mean_text(gap))

@@ -1,4 +1,4 @@
-"""The figures of runs and zoos: accuracies, predicted against true, τ by model and by networks."""
+"""Figures of runs and zoos: accuracies, predicted against true, τ by model and by networks."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Series:
     dots: Sequence[tuple[float, float, float | None, float, list[str]]]
 
 
-def ticked(value: float) -> str:
-    """``90``, ``87.5``, of a share."""
+def percent_label(value: float) -> str:
+    """Tick label of a share in percent: ``90``, ``87.5``."""
     return f"{100 * value:g}"
 
 
@@ -54,7 +54,7 @@ def color_of(model: str) -> str:
     return f"m{min(model_place(model)[0], 8)}"
 
 
-def _spread(values: Iterable[float], least: float, part: float) -> tuple[float, float]:
+def _padded(values: Iterable[float], least: float, part: float) -> tuple[float, float]:
     known = list(values)
     pad = max(least, part * (max(known) - min(known)))
     return min(known) - pad, max(known) + pad
@@ -68,9 +68,9 @@ def lines(
     points = [p for each in series for line in (each.thick, *each.thin) for p in line]
     values = [value for _, value in points]
     values += [v + s * (e or 0) for each in series for _, v, e, *_ in each.dots for s in (-1, 1)]
-    low, high = _spread(values, 0.01 if places else 0.005, 0.06)
+    low, high = _padded(values, 0.01 if places else 0.005, 0.06)
     first, last = min(across), max(across)
-    shown = _apart(places) if places else [n for n in round_ticks(first, last, 5) if n % 1 == 0]
+    shown = _spaced(places) if places else [n for n in round_ticks(first, last, 5) if n % 1 == 0]
     plot = Plot(
         title, about, PlotAxis(first, last, x, shown, "{:,.0f}".format, log=bool(places)),
         PlotAxis(low, high, y, round_ticks(low, high, 5)), WIDTH, HEIGHT, (26, 20, 46, 50),
@@ -88,8 +88,8 @@ def lines(
     return plot
 
 
-def _apart(places: Iterable[int]) -> list[int]:
-    """Those whose labels do not overlap; the largest always has one."""
+def _spaced(places: Iterable[int]) -> list[int]:
+    """The values whose labels do not overlap, always with the largest."""
     kept: list[int] = []
     for place in sorted(set(places), reverse=True):
         if not kept or kept[-1] > 1.25 * place:
@@ -105,10 +105,10 @@ def histogram(accuracy: np.ndarray, title: str, *, log: bool = False) -> Plot:
     ends = (0.7, max(10.0, 1.3 * top)) if log else (0.0, 1.08 * top)
     places = [10.0**i for i in range(8)] if log else round_ticks(*ends, 5)
     ticks = [tick for tick in places if tick % 1 == 0 and tick <= ends[1]]
-    x = PlotAxis(0, 1, "true accuracy (%)", round_ticks(0, 1, 5), ticked)
+    x = PlotAxis(0, 1, "true accuracy (%)", round_ticks(0, 1, 5), percent_label)
     y = PlotAxis(*ends, f"networks{' (log scale)' * log}", ticks, "{:,.0f}".format, log)
-    said = f"{counted(len(values), 'network')}."
-    plot = Plot(title, said, x, y, WIDTH, HEIGHT, (26, 14, 46, 50))
+    about = f"{counted(len(values), 'network')}."
+    plot = Plot(title, about, x, y, WIDTH, HEIGHT, (26, 14, 46, 50))
     for i, count in enumerate(counts.tolist()):
         if count:
             start, end, up = plot.across(i / BINS), plot.across((i + 1) / BINS), plot.down(count)
@@ -127,7 +127,7 @@ def taus(part: HeldOut) -> Plot | None:
     values = [finite(seed.get("tau")) for run in runs for seed in run.record.seeds]
     means = [(tau or 0.0, error or 0.0) for tau, error in (mean_tau(run.record) for run in runs)]
     ends = [end for tau, error in means for end in (tau - error, tau + error)]
-    low, high = _spread([*ends, *(value for value in values if value is not None)], 0.01, 0.08)
+    low, high = _padded([*ends, *(value for value in values if value is not None)], 0.01, 0.08)
     band, top = 34, 14
     about, height = f"{counted(len(runs), 'model')}, best τ first.", top + band * len(runs) + 26
     axes = PlotAxis(low, high, "", round_ticks(low, high, 5)), PlotAxis(0, 1)
@@ -172,8 +172,8 @@ def _panel(part: HeldOut, model: TestedModel, low: float, high: float) -> Plot:
     name, ticks, named = model.run.name, round_ticks(low, high, 4), "optimizer" in networks.settings
     plot = Plot(
         f"{name}: predicted against true accuracy", f"{counted(len(kept), 'network')}, {whose}.",
-        PlotAxis(low, high, "true accuracy (%)", ticks, ticked),
-        PlotAxis(low, high, "predicted (%)", ticks, ticked), 280, 300, (46, 12, 46, 36),
+        PlotAxis(low, high, "true accuracy (%)", ticks, percent_label),
+        PlotAxis(low, high, "predicted (%)", ticks, percent_label), 280, 300, (46, 12, 46, 36),
     )  # fmt: skip
     plot.text(name, 0.0, 14.0, kind="head")
     if (tau := mean_tau(model.run.record)[0]) is not None:

@@ -192,8 +192,8 @@ def _figures(study: Study, part: HeldOut) -> str:
          "large dots the epoch that was kept of each seed."),
         ("loss", "Loss while training", "loss", "Training loss by epoch."),
     ):  # fmt: skip
-        if plot_ := figures.training(part, field, title, label):
-            found.append(_figure(f"curve-{field}", part, [plot_], caption))
+        if curve := figures.training(part, field, title, label):
+            found.append(_figure(f"curve-{field}", part, [curve], caption))
     return f'<div class="figures">{"".join(found)}</div>' if any(found) else ""
 
 
@@ -259,7 +259,7 @@ def _lede(study: Study) -> str:
 
 
 def _who(study: Study) -> str:
-    """How many models have predicted."""
+    """Number of models with a finished run, with the verb."""
     models = {run.record.model for run in study.runs if run.done}
     verb = "predicts" if len(models) == 1 else "predict"
     return f"{shown('models', counted(len(models), 'model'))} {verb}"

@@ -1,4 +1,4 @@
-"""SVG plots as text: axes, marks of which each has a title that a pointer shows, and keys."""
+"""SVG plots: axes, marks with a title that browsers show under the pointer, and keys."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any
 
 NAMESPACE = "http://www.w3.org/2000/svg"
 SYMBOLS = "●■▲◆✚"
-"""Of the shapes that `symbol` draws, for keys."""
+"""Characters for keys, in the order of `PATHS`."""
 PATHS = (
     "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0-2 0z", "M-.9-.9h1.8v1.8h-1.8z", "M0-1.2l1.2 2h-2.4z",
     "M0-1.3l1.3 1.3-1.3 1.3-1.3-1.3z", "M-.4-1.2h.8v.8h.8v.8h-.8v.8h-.8v-.8h-.8v-.8h.8z",
 )  # fmt: skip
 LETTER = 6.4
-"""Width of a letter of a key."""
+"""Estimated width of a letter in a key."""
 
 
 @dataclass(frozen=True)
 class PlotAxis:
-    """What an axis measures.
+    """Range, scale and labels of one axis.
 
     Attributes:
-        low, high: its ends.
-        label: what it measures, with the unit.
-        ticks: values that are labelled.
-        text: of such a value.
+        low, high: ends of the range.
+        label: quantity and unit.
+        ticks: labelled values.
+        text: formats the label of a tick.
         log: whether the scale is logarithmic.
     """
 
@@ -41,7 +41,7 @@ class PlotAxis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """How far along the axis a value is, from 0 to 1."""
+        """Position of a value along the axis, from 0 to 1."""
         change = math.log if self.log else float
         low, high = change(self.low), change(self.high)
         return (change(value) - low) / ((high - low) or 1.0)
@@ -67,22 +67,22 @@ def tag(name: str, content: str = "", **attributes: Any) -> str:
 
 
 def titled(title: str, words: Iterable[str]) -> str:
-    """The title of a mark: a name, and what is known of it."""
+    """Title of a mark: its name and its values."""
     return tag("title", f"{escape(title)}: {escape(', '.join(words))}")
 
 
 def symbol(kind: int, x: float, y: float, r: float, title: str, **attributes: Any) -> str:
-    """A mark whose shape says what its colour says."""
+    """A mark; its shape repeats the information of its colour."""
     place = f"translate({x:.1f} {y:.1f}) scale({r:g})"
     return tag("path", title, d=PATHS[kind], transform=place, **attributes)
 
 
 class Plot:
-    """A plot that is drawn on.
+    """One plot with its axes, to which marks are added.
 
     Args:
-        title: what it shows.
-        about: a sentence for those who do not see it.
+        title: heading.
+        description: text for screen readers.
         x: horizontal axis.
         y: vertical axis.
         width: in units of the drawing.
@@ -91,12 +91,12 @@ class Plot:
     """
 
     def __init__(
-        self, title: str, about: str, x: PlotAxis, y: PlotAxis, width: int, height: int,
+        self, title: str, description: str, x: PlotAxis, y: PlotAxis, width: int, height: int,
         margin: tuple[int, int, int, int],
     ) -> None:  # fmt: skip
         self.title, self.x, self.y = title, x, y
         self.width, self.height, self.margin = width, height, margin
-        self._parts = [tag("title", escape(title)), tag("desc", escape(about))]
+        self._parts = [tag("title", escape(title)), tag("desc", escape(description))]
         top, right, bottom, left = margin
         low, end = float(height - bottom), float(width - right)
         for value in x.ticks:
@@ -114,12 +114,12 @@ class Plot:
             self.text(y.label, 0.0, top - 9.0)
 
     def across(self, value: float) -> float:
-        """Where a value of the horizontal axis is."""
+        """Horizontal coordinate of a value."""
         left = self.margin[3]
         return left + self.x.share(value) * (self.width - self.margin[1] - left)
 
     def down(self, value: float) -> float:
-        """Where a value of the vertical axis is."""
+        """Vertical coordinate of a value."""
         low = self.height - self.margin[2]
         return low - self.y.share(value) * (low - self.margin[0])
 
@@ -133,7 +133,7 @@ class Plot:
         self.draw("line", class_=kind, x1=x1, x2=x2, y1=y1, y2=y2)
 
     def add(self, element: str) -> None:
-        """Add an element that is drawn already."""
+        """Add a finished element."""
         self._parts.append(element)
 
     def text(self, text: str, x: float, y: float, anchor: str = "start", kind: str = "") -> None:
@@ -142,15 +142,9 @@ class Plot:
         self.draw("text", escape(text), x=x, y=y, text_anchor=anchor, **more)
 
     def key(self, entries: Sequence[tuple[str, str]]) -> None:
-        """Name the series below: a class, and the name; the plot grows by as many lines."""
-        x = 0.0
-        self.height += 22
-        for kind, name in entries:
-            wide = LETTER * (len(name) + 3.5)
-            if x and x + wide > self.width:
-                self.height, x = self.height + 18, 0.0
-            self.add(key_entry(kind, name, x, self.height - 6.0))
-            x += wide
+        """Name the series below; the plot grows by the lines of the key."""
+        names, height = key(entries, self.height + 16, self.width)
+        self._parts, self.height = self._parts + names, self.height + height
 
     def svg(self, **place: Any) -> str:
         """The drawing; ``place`` are x, y, width and height inside of another."""
@@ -158,10 +152,24 @@ class Plot:
                    viewBox=f"0 0 {self.width} {self.height}", **place)  # fmt: skip
 
 
-def key_entry(kind: str, name: str, x: float, y: float) -> str:
-    """One name of a key: its symbol in its colour."""
-    shape = SYMBOLS[int(kind[1:])] if kind.startswith("o") else SYMBOLS[0]
-    return tag("text", f"{tag('tspan', shape, class_=kind)} {escape(name)}", x=x, y=y)
+def key(entries: Sequence[tuple[str, str]], top: int, width: int) -> tuple[list[str], int]:
+    """Names of series in lines of this width, and the height of the lines.
+
+    Args:
+        entries: class and name of each series; classes of optimisers have symbols of their own.
+        top: base line of the first line.
+        width: of the drawing.
+    """
+    x, y, names = 0.0, top, []
+    for kind, name in entries:
+        needed = LETTER * (len(name) + 3.5)
+        if x and x + needed > width:
+            x, y = 0.0, y + 18
+        shape = SYMBOLS[int(kind[1:])] if kind.startswith("o") else SYMBOLS[0]
+        words = f"{tag('tspan', shape, class_=kind)} {escape(name)}"
+        names.append(tag("text", words, x=x, y=y))
+        x += needed
+    return names, y - top + 22
 
 
 def asset(name: str) -> str:
@@ -170,19 +178,16 @@ def asset(name: str) -> str:
 
 
 def sheet(
-    plots: Sequence[Plot], across: int, title: str, key: Sequence[tuple[str, str]] = ()
+    plots: Sequence[Plot], across: int, title: str, entries: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """A file of its own with plots side by side, all of the size of the first."""
-    wide, gap, top = plots[0].width, 20, 48 if key else 28
-    down = -(-len(plots) // across)
+    """An SVG file with plots side by side, all as wide as the first."""
+    wide, gap = plots[0].width, 20
+    names, key_height = key(entries, 36, across * (wide + gap) - gap) if entries else ([], 0)
+    down, top = -(-len(plots) // across), 28 + key_height
     height = max(plot.height for plot in plots)
     size = across * (wide + gap) - gap, down * (height + gap) - gap + top
-    inner = [tag("rect", width="100%", height="100%", fill="#fff")]
-    inner.append(tag("text", escape(title), x=0.0, y=16.0, class_="head"))
-    x = 0.0
-    for kind, name in key:
-        inner.append(key_entry(kind, name, x, 36.0))
-        x += LETTER * (len(name) + 3.5)
+    heading = tag("text", escape(title), x=0.0, y=16.0, class_="head")
+    inner = [tag("rect", width="100%", height="100%", fill="#fff"), heading, *names]
     inner += [
         plot.svg(x=i % across * (wide + gap), y=i // across * (height + gap) + top,
                  width=plot.width, height=plot.height)

@@ -129,7 +129,7 @@ def _models_note(key: str, always: Baseline | None) -> str:
         "in units of accuracy: a hundredth is one percentage point. In interval: the share of test "
         "networks inside their interval. Trees have no parameters to count. Worth examples: "
         "accuracies measured on so many labelled examples would rank the test networks as well as "
-        "this τ, simulated as if each had its own: an upper limit."
+        "this τ, simulated with separate examples for each network: an upper bound."
     )
     if always is not None:
         mean = shown(f"{key}.mean.said", percent(always.predicted))
