@@ -183,18 +183,18 @@ def _panel(part: HeldOut, model: TestedModel, low: float, high: float) -> Plot:
     plot.line((low, high), (low, high), "diagonal")
     for i in kept.tolist():
         n = int(mean.network[i])
-        true, said = float(networks.accuracy[n]), float(mean.predicted[i])
-        words = [f"true {percent(true)}", f"predicted {percent(said)}"]
+        true, predicted = float(networks.accuracy[n]), float(mean.predicted[i])
+        words = [f"true {percent(true)}", f"predicted {percent(predicted)}"]
         bounds = [float(mean.low[i]), float(mean.high[i])]
         if np.isfinite(bounds).all():
             words.append(f"interval {fixed(100 * bounds[0], 1)} to {percent(bounds[1])}")
-        about = {"run": networks.run[n]}
-        about |= {HEADINGS[key]: networks.configuration[key][n] for key in networks.settings}
+        recipe = {"run": networks.run[n]}
+        recipe |= {HEADINGS[key]: networks.configuration[key][n] for key in networks.settings}
         words += [f"{k if k == 'L2' else k[0].lower() + k[1:]} {setting(value)}"
-                  for k, value in about.items() if value is not None]  # fmt: skip
+                  for k, value in recipe.items() if value is not None]  # fmt: skip
         kind = optimizer_kind(networks.configuration["optimizer"][n]) if named else 0
         title = titled(network_name(part.reference, networks.place[n], networks.run[n]), words)
-        x, y = plot.across(true), plot.down(said)
+        x, y = plot.across(true), plot.down(predicted)
         plot.add(symbol(kind, x, y, 3.2, title, class_=f"point o{kind}"))
     return plot
 
@@ -217,12 +217,12 @@ def sizes(by_model: Mapping[str, Sequence[RunRecord]], title: str) -> Plot:
     """τ by number of training networks, with standard errors."""
     series = []
     for model, records in by_model.items():
-        name, dots_ = model_name(model), []
+        name, points = model_name(model), []
         for record in records:
             (tau, error), train = mean_tau(record), record.selection["train"]
             words = [f"{train:,} training networks", f"τ {mean_text(tau, error)}"]
-            dots_.append((train, float(tau or 0.0), error, 4.0, words))
-        series.append(Series(name, color_of(model), [dot[:2] for dot in dots_], [], dots_))
+            points.append((train, float(tau or 0.0), error, 4.0, words))
+        series.append(Series(name, color_of(model), [point[:2] for point in points], [], points))
     places = sorted({int(dot[0]) for each in series for dot in each.dots})
     about = f"{counted(len(series), 'model')}, {counted(len(places), 'size')}."
     x = "training networks (log scale)"
@@ -238,16 +238,16 @@ def training(part: HeldOut, field: str, title: str, label: str) -> Plot | None:
             (epoch, float(np.mean([seed[epoch] for seed in seeds.values() if epoch in seed])))
             for epoch in sorted({epoch for seed in seeds.values() for epoch in seed})
         ]
-        found = [(a, b, None, 2.0, [f"epoch {a}", f"{label} {mean_text(b)}"]) for a, b in means]
+        dots = [(a, b, None, 2.0, [f"epoch {a}", f"{label} {mean_text(b)}"]) for a, b in means]
         kept = {str(seed.get("seed")): finite(seed.get("best_epoch")) for seed in run.record.seeds}
         for seed, values in seeds.items() if field == "val_tau" else ():
             if (epoch := kept.get(seed)) is not None and epoch in values:
                 value = values[int(epoch)]
                 words = [f"kept of seed {seed}", f"epoch {epoch:g}", f"{label} {mean_text(value)}"]
-                found.append((int(epoch), value, None, 4.0, words))
+                dots.append((int(epoch), value, None, 4.0, words))
         thin = [sorted(seed.items()) for seed in seeds.values()] if len(seeds) > 1 else []
         if means:
-            series.append(Series(run.name, color_of(run.record.model), means, thin, found))
+            series.append(Series(run.name, color_of(run.record.model), means, thin, dots))
     about = f"{counted(len(series), 'model')}."
     return lines(title, about, series, "epoch", label) if series else None
 
