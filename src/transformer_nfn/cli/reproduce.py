@@ -68,6 +68,9 @@ def reproduce_command(
         str | None,
         typer.Option(help="Only these, separated by commas (of tables with a row for each model)."),
     ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Only these columns, separated by commas, such as all,0.8.")
+    ] = None,
     variant: VariantOption = None,
     percent: PercentOption = "75",
     split: SplitOption = "run",
@@ -126,6 +129,7 @@ def reproduce_command(
       tnfn reproduce table7 zoo --out results --models transformer_nfn,mlp
       tnfn reproduce table1 zoo --out results --splits 5 --jobs 8 --minutes 25
       tnfn reproduce table1 zoo --out results --variant authors
+      tnfn reproduce table1 zoo --out results --percent all --columns all,0.8
       tnfn reproduce learning-curve zoo --out results --sizes 100,717
       tnfn reproduce mixed zoos/mixed --out results --leave-out w48-h4-d3
       tnfn reproduce transfer mnist-zoo --to fashion-zoo --out results
@@ -137,6 +141,7 @@ def reproduce_command(
         ("--to", to, (TRANSFER.name,)),
         ("--sizes", sizes, (LEARNING_CURVE.name, TARGETS.name)),
         ("--leave-out", leave_out, (MIXED.name,)),
+        ("--columns", columns, ("table1", "table2", "table7")),
         ("--models", models, (*BY_MODEL, TRANSFER.name)),
         ("--variant", variant, (*BY_MODEL, TRANSFER.name)),
         ("--target", target != ACCURACY, (LEARNING_CURVE.name,)),
@@ -158,8 +163,8 @@ def reproduce_command(
             typer.echo(f"wrote {path}")
         return
     whole = "--sizes must be whole numbers separated by commas"
-    chosen, kinds, counts = (
-        text.split(",") if text else None for text in (models, leave_out, sizes)
+    chosen, kinds, counts, shown = (
+        text.split(",") if text else None for text in (models, leave_out, sizes, columns)
     )
     if variant is not None:
         parted = (name.split(":") for name in known_variants())
@@ -167,8 +172,8 @@ def reproduce_command(
         chosen = [variant_of(name, variant) for name in chosen or having or ["mlp"]]
     numbers: Any = counts and [None if n == "all" else whole_numbers(n, whole)[0] for n in counts]
     choice: dict[str, Any] = {
-        "models": chosen, "sizes": numbers, "leave_out": kinds, "percent": percent_of(percent),
-        "split": split, "target": target,
+        "models": chosen, "sizes": numbers, "leave_out": kinds, "columns": shown,
+        "percent": percent_of(percent), "split": split, "target": target,
     }  # fmt: skip
     training: dict[str, Any] = {
         "seeds": range(seeds), "epochs": epochs, "to": to or [],

@@ -65,6 +65,7 @@ def zoo_cells(
     models: Iterable[str] | None = None,
     sizes: Sequence[int | None] | None = None,
     leave_out: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
     **selection: Any,
 ) -> list[Cell]:
     """The cells of a table for a zoo, see `table_cells`.
@@ -77,6 +78,7 @@ def zoo_cells(
         models: see `table_cells`.
         sizes: see `table_cells`.
         leave_out: sizes left out in turn.
+        columns: the columns to keep; all by default.
         selection: fields of the `Selection` of all cells.
     """
     table = table_named(name)
@@ -118,7 +120,15 @@ def zoo_cells(
             ]
         train = count_training(zoo, Selection(**selection)) if table is LEARNING_CURVE else 0
         cells = table_cells(name, zoo.task, models, train, sizes)
-    return [cell.with_selection(**selection) for cell in cells]
+    there = list(dict.fromkeys(cell.column for cell in cells))
+    for column in columns or ():
+        if column not in there:
+            raise RunError(f"{name} has no column '{column}' here: it has {', '.join(there)}")
+    return [
+        cell.with_selection(**selection)
+        for cell in cells
+        if columns is None or cell.column in columns
+    ]
 
 
 def _learnable(zoo: Zoo | ModelZoo, selection: Selection) -> list[str]:
@@ -256,6 +266,7 @@ def reproduce(
     models: Iterable[str] | None = None,
     sizes: Sequence[int | None] | None = None,
     leave_out: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
     splits: Sequence[int] = (0,),
     to: Sequence[Path | str] = (),
     told: Told | None = None,
@@ -277,6 +288,7 @@ def reproduce(
         models: see `table_cells`.
         sizes: see `table_cells`.
         leave_out: sizes left out in turn (mixed); by default a small, a medium and a large one.
+        columns: see `zoo_cells`.
         splits: seeds of splits; every cell is filled on each.
         to: zoos whose networks are ranked (transfer).
         told: called with the cell and its events, of which the last has its ``result``.
@@ -289,7 +301,7 @@ def reproduce(
         replace(cell, seeds=tuple(seeds), epochs=epochs)
         for split in splits
         for cell in zoo_cells(
-            name, zoo_path, models, sizes, leave_out, **selection, split_seed=split
+            name, zoo_path, models, sizes, leave_out, columns, **selection, split_seed=split
         )
     ]
     for path in sorted(out.glob(f"cells/*/{RUN_FILE}")):
