@@ -164,7 +164,7 @@ def test_a_learning_rate_in_a_tensor_is_that_learning_rate(dtype, tolerance, tog
     data = parts()
     build = predictor_builder("transformer_nfn", data.train, {})
     plain, held = (SeedTrainer(build, data, SHORT, [0, 1], together=together) for _ in range(2))
-    held.hold_rate(torch.zeros((), dtype=dtype))
+    held.hold_rates(dtype)
     for each in (plain, held):
         each.train_epoch()
         each.save(tmp_path / "state", "x")
@@ -179,14 +179,14 @@ def test_a_learning_rate_in_a_tensor_is_that_learning_rate(dtype, tolerance, tog
 def test_an_epoch_has_the_learning_rates_of_the_protocol():
     held, steps = trainer(parts()), 3
     for epoch in range(SHORT.epochs):
-        expected = [SHORT.learning_rate(epoch * steps + i, steps) for i in range(steps)]
+        expected = [[SHORT.learning_rate(epoch * steps + i, steps)] for i in range(steps)]
         assert held.epoch_rates() == expected
         assert held.epoch_plan()[1] == expected
         held.train_epoch()
-    held.hold_rate(torch.zeros(()))
+    held.hold_rates(torch.float32)
     held.epoch = 0
     _, rates = held.epoch_plan()
-    assert torch.equal(rates, torch.tensor([SHORT.learning_rate(i, steps) for i in range(3)]))
+    assert torch.equal(rates, torch.tensor([[SHORT.learning_rate(i, steps)] for i in range(3)]))
 
 
 def test_every_network_comes_once_per_epoch_in_an_order_of_the_seed():

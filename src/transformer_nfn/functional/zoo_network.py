@@ -139,34 +139,50 @@ def zoo_logits(
     """
     M, D = weights["classifier.W_1"].shape[:2]
     B, T = inputs.shape[1:3]
-    x = inputs.expand(M, -1, -1, -1).flatten(1, 2)
+    x = inputs.flatten(1, 2)
     if "embedding.W" in weights:
-        x = torch.baddbmm(weights["embedding.b"][:, None], x, weights["embedding.W"])
+        x = torch.baddbmm(
+            weights["embedding.b"][:, None], x.expand(M, -1, -1), weights["embedding.W"]
+        )
     x = x.unflatten(1, (B, T)) + positions[:T]
-    mask, token_weights = _token_masks(lengths, B, T, x)
-    x = drop(x, 0) if drop else x
+    mask, token_weights = _token_masks(lengths, M, B, T, x)
+    x = drop(x.expand(M, -1, -1, -1), 0) if drop else x
     i = 0
     while f"blocks.{i}.W_O" in weights:
         w = under_prefix(weights, f"blocks.{i}.")
-        x = F.layer_norm(x, (D,), eps=EPS)
-        qkv = torch.bmm(x.flatten(1, 2), _fused(w))
+        # Word vectors that all networks share are normalised once.
+        x = normalised(x).flatten(1, 2).expand(M, -1, -1)
+        qkv = torch.bmm(x, _fused(w))
         H = w["W_Q"].shape[1] if heads is None else heads
         q, k, v = qkv.view(M * B, T, 3, H, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
         W_O = w["W_O"].reshape(M, -1, D)
         x = torch.bmm(mixed.reshape(M, B * T, -1), W_O).unflatten(1, (B, T))
         x = drop(x, 1 + 2 * i) if drop else x
-        x = F.layer_norm(x, (D,), eps=EPS).flatten(1, 2)
+        x = normalised(x).flatten(1, 2)
         x = torch.baddbmm(w["b_A"][:, None], x, w["W_A"]).relu()
         x = torch.baddbmm(w["b_B"][:, None], x, w["W_B"]).unflatten(1, (B, T))
         if observe:
             observe(x)
         x = drop(x, 2 + 2 * i) if drop else x
         i += 1
-    x = F.layer_norm(x, (D,), eps=EPS)
+    x = normalised(x)
     x = x.mean(2) if token_weights is None else (x * token_weights).sum(2)
     x = torch.baddbmm(weights["classifier.b_1"][:, None], x, weights["classifier.W_1"]).relu()
     return torch.baddbmm(weights["classifier.b_2"][:, None], x, weights["classifier.W_2"])
+
+
+def normalised(x: Tensor) -> Tensor:
+    """LayerNorm without affine part over the last axis, as the networks have it.
+
+    >>> normalised(torch.tensor([1.0, 3.0]))
+    tensor([-1.0000,  1.0000])
+    """
+    if not x.is_cuda or x.dtype.itemsize < 4:
+        return F.layer_norm(x, x.shape[-1:], eps=EPS)
+    # CUDA's LayerNorm gives a thread block to each row, of which a width of 32 leaves most idle.
+    variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+    return (x - mean) * (variance + EPS).rsqrt()
 
 
 def _fused(w: Mapping[str, Tensor]) -> Tensor:
@@ -177,12 +193,12 @@ def _fused(w: Mapping[str, Tensor]) -> Tensor:
 
 
 def _token_masks(
-    lengths: Tensor | None, B: int, T: int, like: Tensor
+    lengths: Tensor | None, M: int, B: int, T: int, like: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     """The attention mask, and the weight of each token in the mean; None without padding."""
     if lengths is None:
         return None, None
-    lengths = lengths.expand(like.shape[0])
+    lengths = lengths.expand(M)
     real = torch.arange(T, device=like.device) < lengths[:, None]
     # A padded query attends like any other; its output is weighted by zero in the mean.
     mask = real.repeat_interleave(B, 0)[:, None, None, :].expand(-1, 1, T, -1)

@@ -41,12 +41,12 @@ class GraphSteps:
     same time. A step that cannot be captured runs eagerly, after one warning.
 
     Args:
-        optimiser: of the step, with ``capturable=True``. Everything the step changes is one of its
-            parameters or its state; call `forget` if any of these become other tensors.
+        optimisers: of the steps, with ``capturable=True``. Everything a step changes is one of
+            their parameters or their state; call `forget` if any of these become other tensors.
     """
 
-    def __init__(self, optimiser: torch.optim.Optimizer) -> None:
-        self.optimiser = optimiser
+    def __init__(self, *optimisers: torch.optim.Optimizer) -> None:
+        self.optimisers = optimisers
         self.captured: dict[tuple[Hashable, int], CapturedStep] = {}
         self.refused = False
         self._stream: torch.cuda.Stream | None = None
@@ -88,21 +88,22 @@ class GraphSteps:
             self._pool = torch.cuda.graph_pool_handle()
         held = picks.clone(memory_format=torch.contiguous_format)
         graph = torch.cuda.CUDAGraph()
-        with no_update(self.optimiser):
+        # The warm-up draws random numbers, which training would miss.
+        with no_update(*self.optimisers), torch.random.fork_rng([picks.device]):
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
                 for _ in range(WARM_UP):
                     step(held)
             current.wait_stream(self._stream)
             # Gradients created while capturing live in the graph's memory.
-            self.optimiser.zero_grad(set_to_none=True)
+            self._drop_gradients()
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                     loss = step(held)
             except RuntimeError as error:
                 # A failed capture leaves its stream current.
                 torch.cuda.set_stream(current)
-                self.optimiser.zero_grad(set_to_none=True)
+                self._drop_gradients()
                 # Ending a failed capture raises too; the first error is the informative one.
                 reason = str(error.__context__ or error).strip().split("\n")[0]
                 warnings.warn(
@@ -112,6 +113,10 @@ class GraphSteps:
                 )
                 return None
         return CapturedStep(held, graph, loss)
+
+    def _drop_gradients(self) -> None:
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float | Tensor) -> None:
@@ -124,23 +129,24 @@ def set_rate(optimiser: torch.optim.Optimizer, rate: float | Tensor) -> None:
 
 
 @contextmanager
-def no_update(optimiser: torch.optim.Optimizer) -> Iterator[None]:
+def no_update(*optimisers: torch.optim.Optimizer) -> Iterator[None]:
     """Context in which steps leave parameters and optimiser state unchanged, in the same tensors.
 
     State created within it is set to zero, as Adam's starts.
     """
-    parameters = [p for group in optimiser.param_groups for p in group["params"]]
     before = [
-        (p.detach().clone(), {k: v.clone() for k, v in optimiser.state.get(p, {}).items()})
-        for p in parameters
+        (each.state, p, p.detach().clone(), {k: v.clone() for k, v in each.state.get(p, {}).items()})
+        for each in optimisers
+        for group in each.param_groups
+        for p in group["params"]
     ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for parameter, (value, entries) in zip(parameters, before, strict=True):
+            for state, parameter, value, entries in before:
                 parameter.copy_(value)
-                for name, entry in optimiser.state.get(parameter, {}).items():
+                for name, entry in state.get(parameter, {}).items():
                     if name in entries:
                         entry.copy_(entries[name])
                     else:

@@ -57,13 +57,13 @@ from transformer_nfn.models.predictor import (
     known_code,
     register,
 )
-from transformer_nfn.models.pretrained import Inputs, Pretrained
+from transformer_nfn.models.pretrained import Inputs, Pretrained, seeded
 from transformer_nfn.models.statistics import signed_log
 from transformer_nfn.models.tabular import Tabular, tensor_statistics
 from transformer_nfn.models.task_reader import MAX_TOKENS
 from transformer_nfn.models.whole_network.checkpoint_probes import ProbeFormat, checkpoint_outputs
 from transformer_nfn.models.whole_network.invariants import whole_invariants
-from transformer_nfn.models.whole_network.probes import probe_outputs
+from transformer_nfn.models.whole_network.probes import probe_logits
 from transformer_nfn.spaces import WeightSpace
 
 INPUT = "input"
@@ -266,12 +266,10 @@ class OwnModule(Pretrained):
                 buffer.copy_(state[name])
 
     @contextlib.contextmanager
-    def drawing(self, *seed: int) -> Iterator[None]:
+    def stepping(self, *seed: int) -> Iterator[None]:
         """Random numbers of a step, from the seed alone; the global generators stay as they are."""
-        number = int(np.random.SeedSequence(seed).generate_state(1)[0])
         own, numpy = random.getstate(), np.random.get_state()
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(number)
+        with seeded(*seed) as number:
             np.random.seed(number)
             random.seed(number)
             try:
@@ -405,7 +403,7 @@ class Answers:
         width = where.shape[1] if embedding is None else embedding["W"].shape[1]
         layout = {"input": (len(where), width), "answer": network["classifier"]["W_2"].shape[2:]}
         return Answers(
-            lambda inputs: probe_outputs(network, inputs, where).logits, NetworkLayout(layout)
+            lambda inputs: probe_logits(network, inputs, where), NetworkLayout(layout)
         )
 
     @staticmethod
@@ -432,7 +430,7 @@ class OwnFitted(OwnModule):
         train, val = (
             (self._batches(self.prepared(each))[0][1], target.clone()) for each, target in pairs
         )
-        with self.drawing(seed), self._running("fit"):
+        with self.stepping(seed), self._running("fit"):
             self.module.fit(train, val)
         super()._try(map_network(network, lambda w: w[:TRIAL]))
         return self

@@ -93,7 +93,8 @@ class Predictor:
         zoos: whose networks it reads, `BUILT` and `CHECKPOINTS`.
         any_size: whether it trains on networks of several sizes, and reads others.
         every_checkpoint: whether it also trains on the other checkpoints of the training runs.
-        protocol: where its training deviates from the paper's: epochs, batch, lr.
+        protocol: where its training deviates from the paper's: fields of a `Protocol`.
+        image_protocol: where it deviates from that on networks that read images.
         invariant: whether symmetries of a block change no prediction.
         title: in tables and figures.
         place: in lists, and the number of its colour.
@@ -106,6 +107,7 @@ class Predictor:
     any_size: ClassVar[bool] = False
     every_checkpoint: ClassVar[bool] = False
     protocol: ClassVar[Mapping[str, Any]] = {}
+    image_protocol: ClassVar[Mapping[str, Any]] = {}
     invariant: ClassVar[bool] = False
     title: ClassVar[str] = ""
     place: ClassVar[int] = OTHERS

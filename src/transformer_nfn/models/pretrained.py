@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -81,8 +82,8 @@ class Pretrained(nn.Module, Predictor):
     def restore_state(self, state: Mapping[str, Tensor]) -> None:
         """Set what `kept_state` gave."""
 
-    def drawing(self, *seed: int) -> contextlib.AbstractContextManager[None]:
-        """Context of a step, by seed and step, in which random numbers are drawn."""
+    def stepping(self, *seed: int) -> contextlib.AbstractContextManager[None]:
+        """Context of a training step, by seed and number of the step."""
         return contextlib.nullcontext()
 
     def finish(self, val: Sequence[LearningSet], inputs: Sequence[Mapping[str, Any]]) -> None:
@@ -106,7 +107,7 @@ class Pretrained(nn.Module, Predictor):
             return self.logits(map_network(part, lambda w: w.to(device)))
 
         found = in_batches(logits, network).cpu()
-        return torch.sigmoid(torch.where(found.isinf(), torch.nan, found))
+        return self.to_accuracy(torch.where(found.isinf(), torch.nan, found))
 
     @property
     def num_parameters(self) -> int | None:
@@ -114,12 +115,16 @@ class Pretrained(nn.Module, Predictor):
         return sum(int(p.numel()) for p in self.parameters())
 
     def logits(self, network: Mapping[str, Any]) -> Tensor:
-        """The number before the Sigmoid, ``[batch]``."""
+        """The number that training compares with the accuracy, ``[batch]``."""
         raise NotImplementedError
 
+    def to_accuracy(self, logits: Tensor) -> Tensor:
+        """Accuracies that logits stand for: their Sigmoid, unless a model's loss differs."""
+        return torch.sigmoid(logits)
+
     def forward(self, network: Mapping[str, Any]) -> Tensor:
-        """The predicted accuracy of each network, ``[batch]``, between 0 and 1."""
-        return torch.sigmoid(self.logits(network))
+        """The predicted accuracy of each network, ``[batch]``."""
+        return self.to_accuracy(self.logits(network))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -198,6 +203,22 @@ class Pretrained(nn.Module, Predictor):
                 repo_id=repo_id, folder_path=folder, commit_message=commit_message
             )
         return str(address)
+
+
+@contextlib.contextmanager
+def seeded(*seed: int) -> Iterator[int]:
+    """Context in which PyTorch draws from a seed alone; the global generators stay as they are.
+
+    >>> with seeded(1, 2):
+    ...     first = torch.rand(())
+    >>> with seeded(1, 2):
+    ...     bool(torch.rand(()) == first)
+    True
+    """
+    number = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(number)
+        yield number
 
 
 def _check_config(config: Mapping[str, Any], stored: Mapping[str, Tensor], path: Path) -> None:

@@ -130,7 +130,8 @@ def fill_cell(
     """
     declared(cell.model)  # in a process of its own nobody has imported a user's class
     zoo = open_zoo(zoo_path)
-    about, chosen, protocol = describe_zoo(zoo), cell.networks, Protocol.of(cell.model, cell.epochs)
+    about, chosen = describe_zoo(zoo), cell.networks
+    protocol = Protocol.of(cell.model, cell.epochs, zoo=about)
     folder = out / "cells" / cell.folder
     table = {"table": cell.topic, "row": cell.row, "column": cell.column} if cell.topic else None
     selection = chosen.to_json(augment=cell.bound)

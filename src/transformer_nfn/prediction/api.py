@@ -120,7 +120,8 @@ def train(
     check_networks(model, mixed=isinstance(opened, MixedZoo), damaged=damaged is not None)
     if hold_out is not None and damaged is None:
         raise RunError("--hold-out chooses among damaged networks: name --damaged DIR")
-    protocol = Protocol.of(model, epochs, batch, lr)
+    about = describe_zoo(opened)
+    protocol = Protocol.of(model, epochs, batch, lr, zoo=about)
     selection = Selection(
         None if own else percent,
         min_accuracy,
@@ -137,13 +138,15 @@ def train(
     folder = Path(tempfile.mkdtemp(prefix="tnfn-run-")) / "run" if out is None else Path(out)
     execution = Execution(report=report, save_every=save_every)
     record = _train(
-        opened, experiment, selection, folder, device, execution, damaged=damaged, hold_out=hold_out
-    )
+        opened, about, experiment, selection, folder, device, execution, damaged=damaged,
+        hold_out=hold_out,
+    )  # fmt: skip
     return RunFolder(folder, record)
 
 
 def _train(
     zoo: Zoo | MixedZoo | ModelZoo,
+    about: Mapping[str, Any],
     experiment: Experiment,
     selection: Selection,
     folder: Path,
@@ -159,5 +162,5 @@ def _train(
     if damaged is not None and isinstance(zoo, Zoo) and isinstance(networks, Parts):
         ignored = None if hold_out is None else parse_damages(hold_out)
         copies = load_damaged(Zoo.open(damaged), zoo, networks, ignored)
-    about, networks = describe_zoo(zoo), networks.to(device)
+    networks = networks.to(device)
     return train_run(about, networks, experiment, folder, damaged=copies, execution=execution)

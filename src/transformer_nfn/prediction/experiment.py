@@ -116,7 +116,7 @@ def train_run(
         groups = groups.to("cpu")
     experiment = replace(
         experiment, seeds=list(experiment.seeds), options=options,
-        protocol=experiment.protocol or Protocol.of(model),
+        protocol=experiment.protocol or Protocol.of(model, zoo=zoo),
     )  # fmt: skip
     target = groups.train[0].target
     if copies is not None and target != ACCURACY:

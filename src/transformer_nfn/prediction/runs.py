@@ -298,8 +298,9 @@ def _check_choices(fields: Fields, results: bool) -> None:
             selection.whole(name, least)
     for name in ("epochs", "batch"):
         protocol.whole(name, 1)
-    protocol.whole("warmup")
-    _check_numbers(protocol, "lr final_lr")
+    for name in ("warmup", *({"updates", "patience"} & {*protocol.data})):
+        protocol.whole(name)
+    _check_numbers(protocol, "lr final_lr" + " clip" * ("clip" in protocol.data))
     if not results:
         return
     for name in PARTS:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.utils import clip_grad_norm_
 
 from transformer_nfn.io.files import write_text
 from transformer_nfn.io.json_fields import json_text, parse_object
 from transformer_nfn.io.tensor_files import read_tensors, write_tensors
 from transformer_nfn.models import map_network
-from transformer_nfn.models.cuda_graphs import GraphSteps, set_rate
+from transformer_nfn.models.cuda_graphs import GraphSteps
 from transformer_nfn.models.network import in_batches
 from transformer_nfn.models.pretrained import Inputs, Pretrained
 from transformer_nfn.prediction.data import Dataset, Parts, SizeGroups
 from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.predictors import prepared
-from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.protocol import Plateau, Protocol
 from transformer_nfn.prediction.runs import LOG_FILE, RunError, read_log
 
 STATE_FILE = "training.safetensors"
@@ -95,11 +96,12 @@ class SeedTrainer:
 
     Every seed draws its initialisation and its order of the networks from the seed alone, so its
     result does not depend on the other seeds beyond rounding. Adam acts on each number separately,
-    so one optimiser over stacked parameters equals one optimiser per seed.
+    so one optimiser over stacked parameters equals one optimiser per seed; seeds that are not
+    stacked have an optimiser each, and take turns.
 
     On a GPU everything an epoch needs is there before its first step: the networks, the orders
-    (drawn there, so they differ from those on a CPU) and the learning rates. A step of stacked
-    seeds is a CUDA graph, see `GraphSteps`.
+    (drawn there, so they differ from those on a CPU) and the learning rates. A step, of stacked
+    seeds or of one, is a CUDA graph, see `GraphSteps`.
 
     Every step takes networks of one size, see `_epoch_batches`. The best epoch has the highest τ
     over the validation networks of all sizes together.
@@ -133,11 +135,16 @@ class SeedTrainer:
                 torch.manual_seed(seed)
                 self.modules.append(build().to(device))
         first = self.modules[0]
-        self.together = together and first.stacked and (len(seeds) > 1 or on_gpu)
+        stackable = first.stacked and not protocol.alone
+        self.together = together and stackable and (len(seeds) > 1 or on_gpu)
         groups = groups.map(partial(_as_read, first))
         self.train, self.val = groups.train, groups.val
         runs = [len(set(data.runs)) for data in self.train]
         self.per_epoch = first.networks_per_epoch([len(data) for data in self.train], runs)
+        if protocol.updates:  # those of each size by its share, all batches full
+            total = sum(self.per_epoch)
+            shares = [-(-protocol.updates * n // total) for n in self.per_epoch]
+            self.per_epoch = [protocol.batch * share for share in shares]
         if first.code is not None:  # BatchNorm cannot learn from one network
             self.per_epoch = [n - (n % protocol.batch == 1 < n) for n in self.per_epoch]
         inputs = [data.network for data in self.train], [data.network for data in self.val]
@@ -155,22 +162,28 @@ class SeedTrainer:
             }
         own = [module.own_optimiser(protocol.lr) for module in self.modules]
         self.own_optimisers = [each for each in own if each is not None]
+        options = {"lr": protocol.lr, "fused": device.type in ("cpu", "cuda"), "capturable": on_gpu}
         self.optimisers = self.own_optimisers or [
-            first.optimiser(
-                self.state,
-                lr=protocol.lr,
-                fused=device.type in ("cpu", "cuda"),
-                capturable=on_gpu,
-            )
+            module.optimiser(state, **options)
+            for module, state in zip(self.modules, self._states(), strict=False)
         ]
-        self.peaks = [group["lr"] for each in self.optimisers for group in each.param_groups]
-        self.step = 0
-        self.rate: Tensor | None = None
+        self.peaks = [[g["lr"] for g in each.param_groups] for each in self.optimisers]
+        self.plateaus = [Plateau(protocol.patience) for _ in seeds]
+        self.rates: Tensor | None = None
         if on_gpu and not self.own_optimisers:
-            self.hold_rate(torch.zeros((), dtype=torch.float32, device=device))
+            self.hold_rates(torch.float32)
         captured = on_gpu and capture and first.captured
-        self.graphs = GraphSteps(self.optimisers[0]) if captured else None
+        self.graphs = GraphSteps(*self.optimisers) if captured else None
         self.best = {k: v.detach().clone() for k, v in self._tensors().items()}
+
+    def _states(self) -> list[dict[str, Tensor]]:
+        """Parameters of each optimiser: of each seed, or of all if they are stacked."""
+        if self.together:
+            return [self.state]
+        return [
+            {k: v for k, v in self.state.items() if k.startswith(f"{i}.")}
+            for i in range(len(self.seeds))
+        ]
 
     def _tensors(self) -> dict[str, Tensor]:
         """Parameters, and what modules keep besides, by seed and name."""
@@ -191,19 +204,28 @@ class SeedTrainer:
             self.inputs[i] = module.start(self.train, self.val, seed, epochs, fresh=fresh)
             self.started = max(self.started, i + 1)
 
-    def hold_rate(self, tensor: Tensor) -> None:
-        """Let the optimiser read the learning rate from a tensor on its device."""
-        self.rate = tensor
-        for group in self.optimisers[0].param_groups:
-            group["lr"] = tensor
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        """Groups of parameters of all optimisers."""
+        return [group for each in self.optimisers for group in each.param_groups]
 
-    def epoch_rates(self) -> list[float]:
-        """Learning rate of every step of the next epoch."""
-        first = self.epoch * self.steps_per_epoch
-        return [
-            self.protocol.learning_rate(first + step, self.steps_per_epoch)
-            for step in range(self.steps_per_epoch)
+    def hold_rates(self, dtype: torch.dtype) -> None:
+        """Let the optimisers read their learning rates from a tensor on the device."""
+        if self.rates is None:
+            self.rates = torch.zeros(len(self._groups), dtype=dtype, device=self.device)
+        for group, rate in zip(self._groups, self.rates, strict=True):
+            group["lr"] = rate
+
+    def epoch_rates(self) -> list[list[float]]:
+        """Learning rates of every step of the next epoch, one for each group of parameters."""
+        first, steps = self.epoch * self.steps_per_epoch, self.steps_per_epoch
+        shares = [
+            peak / self.protocol.lr * plateau.factor
+            for peaks, plateau in zip(self.peaks, self.plateaus, strict=False)
+            for peak in peaks
         ]
+        rates = [self.protocol.learning_rate(first + step, steps) for step in range(steps)]
+        return [[rate * share for share in shares] for rate in rates]
 
     def train_epoch(self) -> float:
         """Train one epoch; returns the mean loss over steps and seeds."""
@@ -214,68 +236,73 @@ class SeedTrainer:
             raise RunError(f"'{code.reference}' has a loss of {loss} in epoch {self.epoch}")
         return loss
 
-    def epoch_plan(self) -> tuple[list[Batch], list[float] | Tensor]:
+    def epoch_plan(self) -> tuple[list[Batch], list[list[float]] | Tensor]:
         """Batches and learning rates of the next epoch, on the device where the steps read them."""
         sizes = [len(data) for data in self.train]
         batches = _epoch_batches(
             sizes, self.per_epoch, self.protocol.batch, self.seeds, self.epoch, self.device
         )
         rates = self.epoch_rates()
-        if self.rate is None:
+        if self.rates is None:
             return batches, rates
-        return batches, torch.tensor(rates, dtype=self.rate.dtype).to(self.device)
+        return batches, torch.tensor(rates, dtype=self.rates.dtype).to(self.device)
 
-    def run_steps(self, batches: list[Batch], rates: list[float] | Tensor) -> Tensor:
-        """Run the steps of a plan; returns the sum of their losses.
+    def run_steps(self, batches: list[Batch], rates: list[list[float]] | Tensor) -> Tensor:
+        """Run the steps of a plan; returns the sum over steps of their mean loss.
 
         Does not wait for a GPU except to capture: the next step is launched while one runs.
         """
         total = torch.zeros((), device=self.device)
         for module in self.modules:
             module.train()
-        for number, (rate, batch) in enumerate(zip(rates, batches, strict=True)):
-            self.step = self.epoch * self.steps_per_epoch + number
-            self._set_rate(rate)
-            step = partial(self._step, batch.group)
-            if self.graphs is None:
-                total += step(batch.picks)
-            else:
-                total += self.graphs(step, batch.picks, of=batch.group)
-        return total
+        for number, (row, batch) in enumerate(zip(rates, batches, strict=True)):
+            self._set_rates(row)
+            for i in range(len(self.optimisers)):
+                picks = batch.picks if self.together else batch.picks[i]
+                step = partial(self._step, i, batch.group)
+                count = self.epoch * self.steps_per_epoch + number
+                with self.modules[i].stepping(self.seeds[i], count):
+                    if self.graphs is None:
+                        total += step(picks)
+                    else:
+                        total += self.graphs(step, picks, of=(i, batch.group))
+        return total / len(self.seeds)
 
-    def _set_rate(self, rate: float | Tensor) -> None:
-        """Set the learning rate; an optimiser of a user's class keeps its own highest one."""
-        if not self.own_optimisers:
-            set_rate(self.optimisers[0], rate)
+    def _set_rates(self, row: list[float] | Tensor) -> None:
+        if self.rates is not None:
+            self.rates.copy_(torch.as_tensor(row))
             return
-        groups = [group for each in self.own_optimisers for group in each.param_groups]
-        for peak, group in zip(self.peaks, groups, strict=True):
-            group["lr"] = peak * float(rate) / self.protocol.lr
+        for group, rate in zip(self._groups, row, strict=True):
+            group["lr"] = rate
 
-    def _step(self, group: int, picks: Tensor) -> Tensor:
-        """Update every seed on networks of one size, ``[seeds, batch]``; returns the loss."""
+    def _step(self, i: int, group: int, picks: Tensor) -> Tensor:
+        """Update one seed, or all that are stacked, on networks of one size.
+
+        Args:
+            i: place of the seed and its optimiser.
+            group: index of the data set.
+            picks: rows, ``[batch]``, or ``[seeds, batch]`` of stacked seeds.
+
+        Returns:
+            The loss, of stacked seeds the sum of theirs.
+        """
         picks = picks.contiguous()
-        for optimiser in self.optimisers:
-            optimiser.zero_grad(set_to_none=True)
+        optimiser, module = self.optimisers[i], self.modules[i]
+        optimiser.zero_grad(set_to_none=True)
         target = self.train[group].accuracy[picks]
+        network = map_network(self.inputs[i][0][group], lambda w: w[picks])
         if self.together:
-            network = map_network(self.inputs[0][0][group], lambda w: w[picks])
             logits = self._stacked_logits(network, shared=False)
             # A sum over seeds: each seed's gradient is that of its own mean.
             loss = binary_cross_entropy_with_logits(logits, target, reduction="none").mean(1).sum()
-            loss.backward()
-            value = loss.detach() / len(self.seeds)
         else:
-            value = torch.zeros((), device=target.device)
-            for i, module in enumerate(self.modules):
-                network = map_network(self.inputs[i][0][group], lambda w, i=i: w[picks[i]])
-                with module.drawing(self.seeds[i], self.step):
-                    loss = module.loss(module.logits(network), target[i])
-                    loss.backward()
-                value += loss.detach() / len(self.seeds)
-        for optimiser in self.optimisers:
-            optimiser.step()
-        return value
+            loss = module.loss(module.logits(network), target)
+        loss.backward()
+        if self.protocol.clip:
+            parameters = [p for each in optimiser.param_groups for p in each["params"]]
+            clip_grad_norm_(parameters, self.protocol.clip)
+        optimiser.step()
+        return loss.detach()
 
     def _stacked_logits(self, network: Mapping[str, Any], shared: bool) -> Tensor:
         base = self.modules[0]
@@ -307,7 +334,9 @@ class SeedTrainer:
                     f"'{code.reference}' expected finite numbers for the validation networks, "
                     f"found {found} in epoch {self.epoch}"
                 )
-        return torch.sigmoid(logits).cpu()
+        return torch.stack(
+            [m.to_accuracy(x) for m, x in zip(self.modules, logits, strict=True)]
+        ).cpu()
 
     def select(self) -> list[float]:
         """Measure the validation τ of each seed and keep the state of those that improved."""
@@ -315,6 +344,7 @@ class SeedTrainer:
         predicted = torch.cat([self.predict(group) for group in range(len(self.val))], 1)
         taus = [kendall_tau(accuracy, p.numpy()) for p in predicted]
         for i, tau in enumerate(taus):
+            self.plateaus[i].after(tau)
             if tau > self.val_tau[i]:
                 self.val_tau[i], self.best_epoch[i] = tau, self.epoch
                 for name, value in self._tensors().items():
@@ -358,6 +388,7 @@ class SeedTrainer:
             "epoch": self.epoch,
             "best_epoch": self.best_epoch,
             "val_tau": self.val_tau,
+            "plateaus": [asdict(each) for each in self.plateaus],
         }
         write_tensors(path, tensors, {"progress": json.dumps(progress)})
 
@@ -409,13 +440,14 @@ class SeedTrainer:
             whole["state"] = self._optimiser_entries(path, stored, number)
             optimiser.load_state_dict(whole)
         # `load_state_dict` replaced the tensors that the optimiser reads and graphs captured.
-        if self.rate is not None:
-            self.hold_rate(self.rate)
+        if self.rates is not None:
+            self.hold_rates(self.rates.dtype)
         if self.graphs is not None:
             self.graphs.forget()
         self.epoch, self.started = int(progress["epoch"]), int(progress["started"])
         self.best_epoch = [int(e) for e in progress["best_epoch"]]
         self.val_tau = [float(t) for t in progress["val_tau"]]
+        self.plateaus = [Plateau(**each) for each in progress["plateaus"]]
 
     def _optimiser_entries(
         self, path: Path, stored: Mapping[str, Any], number: int
@@ -551,11 +583,13 @@ def train_seeds(
             trainer.save(state, execution.identity)
             saved = time.monotonic()
     while trainer.epoch < protocol.epochs:
-        rate = trainer.epoch_rates()[-1]
+        rates = trainer.epoch_rates()[-1]
         loss = trainer.train_epoch()
         taus = trainer.select()
         epoch = trainer.epoch
-        for seed, tau in zip(seeds, taus, strict=True):
+        every = len(rates) // len(trainer.optimisers)  # rates of an optimiser, the lr first
+        for i, (seed, tau) in enumerate(zip(seeds, taus, strict=True)):
+            rate = rates[0 if trainer.together else i * every]
             line = {"seed": seed, "epoch": epoch, "loss": loss, "val_tau": tau, "lr": rate}
             log.append(json_text(line))
         if report is not None:
