@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ pytestmark = pytest.mark.gpu
 
 # 40 networks in batches of 16: the last of three has 8.
 PROTOCOL = Protocol(epochs=4)
+# Clipped, with rates halved at a plateau, in full batches.
+RECIPE = replace(Protocol.of("hidden_probe"), epochs=4, updates=3, batch=16, patience=1)
 MODELS = ["transformer_nfn", "transformer_nfn_gated", "mlp", "statnn"]
 UNCAPTURABLE = Path(__file__).with_name("uncapturable.py")
 
@@ -45,7 +48,7 @@ def test_the_captured_step_is_the_step(data, model, seeds):
     captured = trainer(data, seeds, model)
     eager = trainer(data, seeds, model, capture=False)
     losses = [[t.train_epoch() for _ in range(2)] for t in (captured, eager)]
-    assert set(captured.graphs.captured) == {(0, 16), (0, 8)}
+    assert set(captured.graphs.captured) == {((0, 0), 16), ((0, 0), 8)}
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert close(captured.state, eager.state)
     # The steps before a capture are not counted.
@@ -58,8 +61,22 @@ def test_the_captured_step_is_the_step(data, model, seeds):
 def test_steps_of_rivals_are_captured(data, model):
     captured, eager = (trainer(data, [0, 1], model, capture=each) for each in (True, False))
     losses = [[t.train_epoch() for _ in range(2)] for t in (captured, eager)]
-    assert set(captured.graphs.captured) == {(0, 16), (0, 8)}
+    steps = {((seed, 0), batch) for seed in (0, 1) for batch in (16, 8)}
+    assert set(captured.graphs.captured) == steps
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+def test_a_captured_step_is_clipped_and_drops_as_an_eager_one(data):
+    build = predictor_builder("hidden_probe", data.train, {})
+    held = [
+        SeedTrainer(build, data, RECIPE, [0, 1], together=True, capture=capture)
+        for capture in (True, False)
+    ]
+    for each in held:
+        list(each.start())
+    losses = [[each.train_epoch() for _ in range(2)] for each in held]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+    assert set(held[0].graphs.captured) == {((0, 0), 16), ((1, 0), 16)}
 
 
 def test_the_captured_step_learns(data):
@@ -99,7 +116,7 @@ def test_every_kind_of_network_has_steps_of_its_own():
         losses.append([each.train_epoch() for _ in range(2)])
         held.append(each)
     captured, eager = held
-    assert {kind for kind, _ in captured.graphs.captured} == {0, 1}
+    assert {kind for (_, kind), _ in captured.graphs.captured} == {0, 1}
     assert not captured.graphs.refused
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     for kind in range(len(mixed.val)):
@@ -117,9 +134,12 @@ def test_probes_are_found_in_networks_of_several_kinds():
 
 
 @pytest.mark.parametrize("seeds", [[7], [0, 1]])
-def test_a_killed_training_ends_with_the_same_weights(data, tmp_path, seeds):
-    build = predictor_builder("transformer_nfn", data.train, {})
-    whole = train_seeds(build, data, PROTOCOL, seeds)
+@pytest.mark.parametrize(
+    ("model", "protocol"), [("transformer_nfn", PROTOCOL), ("hidden_probe", RECIPE)]
+)
+def test_a_killed_training_ends_with_the_same_weights(data, tmp_path, seeds, model, protocol):
+    build = predictor_builder(model, data.train, {})
+    whole = train_seeds(build, data, protocol, seeds)
 
     def kill(line):
         if line.get("epoch") == 3:
@@ -127,8 +147,8 @@ def test_a_killed_training_ends_with_the_same_weights(data, tmp_path, seeds):
 
     killed = Execution(tmp_path, "x", kill, save_every=0)
     with pytest.raises(KilledError):
-        train_seeds(build, data, PROTOCOL, seeds, killed)
-    resumed = train_seeds(build, data, PROTOCOL, seeds, Execution(tmp_path, "x"))
+        train_seeds(build, data, protocol, seeds, killed)
+    resumed = train_seeds(build, data, protocol, seeds, Execution(tmp_path, "x"))
     assert resumed.best_epoch == whole.best_epoch
     for ours, theirs in zip(resumed.modules, whole.modules, strict=True):
         assert close(dict(ours.named_parameters()), dict(theirs.named_parameters()))

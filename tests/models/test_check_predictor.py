@@ -16,7 +16,7 @@ SMALL = {
     "transformer_nfn": {"channels": [2]},
     "transformer_nfn_gated": {"channels": [2]},
     "probegen": {"probes": 4, "latent": 4, "channels": 2, "hidden": 8, "layers": 2},
-    "hidden_probe": {"probes": 4, "latent": 4, "channels": 2, "hidden": 8, "layers": 2},
+    "hidden_probe": {"probes": 4, "codes": 4, "hidden": 8, "heads": 2, "neurons": 8},
     "neural_graph": {"hidden": 8, "edges": 4, "layers": 2},
 }
 

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from made_networks import ABOUT, ARCH, DEEP, MIXED_ABOUT, WIDE, experiment, groups, made
 from torch import Tensor
 
+from literal_network import literal_logits
+from transformer_nfn.errors import RunError, SpaceError
 from transformer_nfn.functional import small_transformer
 from transformer_nfn.models import HiddenProbe, NeuralGraph, ProbeGen, network_of
 from transformer_nfn.prediction.data import Dataset, Parts
@@ -17,17 +21,25 @@ from transformer_nfn.prediction.experiment import train_run
 from transformer_nfn.prediction.predictors import load_predictors
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import predictions_on_test, read_predictions
+from transformer_nfn.zoo import NetworkSizes
+from transformer_nfn.zoo.module import to_state_dict
 
 TOKENS, CLASSES, PATCH, D = 9, 5, 4, 8
 PROBES = {"probes": 6, "latent": 3, "channels": 2, "hidden": 8, "layers": 3}
 OPTIONS: dict[str, dict[str, int]] = {
     "probegen": PROBES,
-    "hidden_probe": {**PROBES, "codes": 3},
+    "hidden_probe": {
+        "probes": 6,
+        "stream_tokens": 3,
+        "codes": 4,
+        "hidden": 8,
+        "heads": 2,
+        "neurons": 8,
+    },  # fmt: skip
     "neural_graph": {"hidden": 8, "edges": 4, "layers": 2},
 }
 CLASSES_OF = {"probegen": ProbeGen, "hidden_probe": HiddenProbe, "neural_graph": NeuralGraph}
 every = pytest.mark.parametrize("name", OPTIONS)
-probing = pytest.mark.parametrize("name", ["probegen", "hidden_probe"])
 Named = dict[str, Tensor]
 
 
@@ -46,7 +58,9 @@ def model(name: str, images: bool = True) -> Any:
     torch.manual_seed(0)
     width = PATCH if images else D
     sizes = dict(tokens=TOKENS, width=width, classes=CLASSES, images=images)
-    return CLASSES_OF[name](**sizes, **OPTIONS[name]).double()
+    if name == "hidden_probe":
+        sizes["d_model"] = D
+    return CLASSES_OF[name](**sizes, **OPTIONS[name]).double().eval()
 
 
 def change(reader: Any, named: Named, moved: Named) -> float:
@@ -109,11 +123,13 @@ def in_the_group(named: Named) -> Named:
     return {name: w.squeeze(1) for name, w in moved.items()}
 
 
-SYMMETRIES: list[Callable[[Named], Named]] = [permuted, rescaled, rotated, in_the_group]
+SYMMETRIES: list[Callable[[Named], Named]] = [permuted, rescaled, in_the_group]
 
 
-@probing
-@pytest.mark.parametrize("move", SYMMETRIES)
+@pytest.mark.parametrize(
+    ("name", "move"),
+    [*product(["probegen", "hidden_probe"], SYMMETRIES), ("probegen", rotated)],
+)
 def test_what_keeps_the_function_keeps_the_prediction(name: str, move: Any) -> None:
     made, named = networks()
     moved, reader = move(named), model(name)
@@ -122,6 +138,67 @@ def test_what_keeps_the_function_keeps_the_prediction(name: str, move: Any) -> N
     assert change(reader, named, moved) < 1e-9
     other = {**named, "blocks.1.W_A": named["blocks.0.W_A"]}
     assert change(reader, named, other) > 1e-6
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_hidden_probe_is_its_description(images: bool) -> None:
+    """One network at a time, by the literal network and PyTorch's modules."""
+    patch = PATCH if images else 0
+    _, named = networks(patch)
+    sizes = NetworkSizes(TOKENS, CLASSES, patch, D, 2, 2 * D, 2)
+    reader = model("hidden_probe", images)
+    probes = {kind: generator().detach() for kind, generator in reader.generator.items()}
+    assert probes["stream"].shape == (5 if images else 6, 3, D)
+    assert ("images" in probes) == images
+    expected = []
+    for i in range(3):
+        state = to_state_dict(sizes, {name: w[i] for name, w in named.items()})
+        behind: list[list[Tensor]] = [[], [], []]
+        logits = []
+        for kind, x in probes.items():
+            read, where = dict(state), sizes.positions().double()
+            if kind == "stream":
+                read = {k: w for k, w in state.items() if not k.startswith("embedding.")}
+                where = torch.zeros(3, D, dtype=torch.float64)
+            else:  # patches of 2 × 2 in a grid of 3 × 3
+                x = F.fold(x.mT, 6, 2, stride=2)
+            neurons: list[Tensor] = []
+            logits.append(literal_logits(read, x, where, 2, neurons))
+            for block, inside in enumerate(neurons):
+                at = f"encoder.{block}.fc2"
+                out = F.linear(inside.relu(), state[f"{at}.weight"], state[f"{at}.bias"])
+                behind[block].append(out.flatten(0, 1))
+        first, last = torch.cat(behind[0]), torch.cat(behind[1])
+        codes = [reader.encoder(x.mT) for x in (first, last, F.layer_norm(last, (D,)))]
+        tokens = torch.cat([
+            reader.summary[0],
+            codes[0] + reader.types[0],
+            reader.join(torch.cat(codes[1:], -1)) + reader.types[1],
+            reader.logit_encoder(torch.cat(logits)) + reader.identities + reader.types[2],
+        ])  # fmt: skip
+        x = reader.blocks(tokens[None])[0]
+        assert len(x) == 1 + 2 * D + 6
+        expected.append(reader.head(torch.cat([x[0], x[1:].mean(0), x[1:].max(0).values])))
+    found = reader.logits(network_of(named))
+    torch.testing.assert_close(found, torch.cat(expected), rtol=0, atol=1e-9)
+
+
+def test_hidden_probe_refuses_networks_of_another_width() -> None:
+    sizes = NetworkSizes(TOKENS, CLASSES, PATCH, D, 2, 2 * D, 2)
+    for stream, expected in ((None, "expected width 8, found 12"), (0, None)):
+        reader = HiddenProbe(probes=6, stream=stream)
+        assert reader.misfit(replace(sizes, d_model=12), sizes) == expected
+        assert reader.misfit(replace(sizes, blocks=3, heads=4), sizes) is None
+    with pytest.raises(RunError, match="networks of one width, found 6, 8: give --option stream=0"):
+        HiddenProbe.of_all(groups().train, probes=6)
+    for wrong in ({"stream": 7}, {"images": False, "stream": 3}, {"heads": 5}, {"probes": 0}):
+        with pytest.raises(SpaceError, match="expected"):
+            HiddenProbe(**{"probes": 6, **wrong})
+
+
+def test_trajectories_of_channels_see_a_rotated_stream() -> None:
+    _, named = networks()
+    assert change(model("hidden_probe"), named, rotated(named)) > 1e-6
 
 
 def test_a_graph_has_no_order_of_neurons_and_heads() -> None:
@@ -154,7 +231,8 @@ def test_networks_of_other_sizes_have_as_many_features(name: str) -> None:
     reader = model(name)
     found = {
         reader.features(network_of(networks(blocks=blocks, d_model=width)[1])).shape
-        for blocks, width in ((1, 4), (2, 8), (3, 12))
+        for blocks, width in ((1, D), (3, D), (2, 12))
+        if name != "hidden_probe" or width == D
     }
     assert len(found) == 1
     _, named = networks()
@@ -204,7 +282,8 @@ def test_a_planted_target_is_found(name: str, tmp_path: Path) -> None:
 
 @every
 def test_several_sizes_are_trained_together(name: str, tmp_path: Path) -> None:
-    short = experiment(name, (0, 1), protocol=Protocol(epochs=1), options=OPTIONS[name])
+    options = OPTIONS[name] | ({"stream": 0} if name == "hidden_probe" else {})
+    short = experiment(name, (0, 1), protocol=Protocol(epochs=1), options=options)
     run = train_run(MIXED_ABOUT, groups(), short, tmp_path)
     assert set(run.summary["kinds"]) == {WIDE, DEEP}
     assert run.summary["widening"]["kind"] >= 1

@@ -134,17 +134,16 @@ def no_update(*optimisers: torch.optim.Optimizer) -> Iterator[None]:
 
     State created within it is set to zero, as Adam's starts.
     """
+    states = [(p, o.state) for o in optimisers for group in o.param_groups for p in group["params"]]
     before = [
-        (each.state, p, p.detach().clone(), {k: v.clone() for k, v in each.state.get(p, {}).items()})
-        for each in optimisers
-        for group in each.param_groups
-        for p in group["params"]
+        (p.detach().clone(), {k: v.clone() for k, v in state.get(p, {}).items()})
+        for p, state in states
     ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for state, parameter, value, entries in before:
+            for (parameter, state), (value, entries) in zip(states, before, strict=True):
                 parameter.copy_(value)
                 for name, entry in state.get(parameter, {}).items():
                     if name in entries:

@@ -107,7 +107,7 @@ class Pretrained(nn.Module, Predictor):
             return self.logits(map_network(part, lambda w: w.to(device)))
 
         found = in_batches(logits, network).cpu()
-        return self.to_accuracy(torch.where(found.isinf(), torch.nan, found))
+        return self.to_accuracy(torch.where(found.isinf(), torch.nan, found)).clamp(0, 1)
 
     @property
     def num_parameters(self) -> int | None:
