@@ -154,7 +154,8 @@ def zoo_logits(
         x = normalised(x).flatten(1, 2).expand(M, -1, -1)
         qkv = torch.bmm(x, _fused(w))
         H = w["W_Q"].shape[1] if heads is None else heads
-        q, k, v = qkv.view(M * B, T, 3, H, -1).permute(2, 0, 3, 1, 4)
+        parts = qkv.view(M * B, T, -1).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (H, -1)).transpose(1, 2) for part in parts)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
         W_O = w["W_O"].reshape(M, -1, D)
         x = torch.bmm(mixed.reshape(M, B * T, -1), W_O).unflatten(1, (B, T))
