@@ -84,7 +84,7 @@ def train_command(
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds to train.")] = 5,
     epochs: Annotated[
         int | None,
-        typer.Option(min=1, max=10**6, help="Number of epochs (by model)."),
+        typer.Option(min=1, max=10**6, help="Passes over the networks (by model)."),
     ] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, max=10**6, help="Networks per step (by model).")
