@@ -63,7 +63,7 @@ from transformer_nfn.models.tabular import Tabular, tensor_statistics
 from transformer_nfn.models.task_reader import MAX_TOKENS
 from transformer_nfn.models.whole_network.checkpoint_probes import ProbeFormat, checkpoint_outputs
 from transformer_nfn.models.whole_network.invariants import whole_invariants
-from transformer_nfn.models.whole_network.probes import probe_logits
+from transformer_nfn.models.whole_network.probes import probe_outputs
 from transformer_nfn.spaces import WeightSpace
 
 INPUT = "input"
@@ -403,7 +403,7 @@ class Answers:
         width = where.shape[1] if embedding is None else embedding["W"].shape[1]
         layout = {"input": (len(where), width), "answer": network["classifier"]["W_2"].shape[2:]}
         return Answers(
-            lambda inputs: probe_logits(network, inputs, where), NetworkLayout(layout)
+            lambda inputs: probe_outputs(network, inputs, where).logits, NetworkLayout(layout)
         )
 
     @staticmethod

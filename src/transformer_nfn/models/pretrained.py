@@ -94,7 +94,10 @@ class Pretrained(nn.Module, Predictor):
         return binary_cross_entropy_with_logits(logits, accuracy)
 
     def optimiser(self, state: Mapping[str, Tensor], **options: Any) -> torch.optim.Optimizer:
-        """Optimiser of the parameters of all seeds, named ``SEED.PARAMETER``, by Adam's options."""
+        """Optimiser of the parameters of a seed, named ``SEED.PARAMETER``, by Adam's options.
+
+        Of stacked seeds there is one for all, and names are those of the parameters.
+        """
         return torch.optim.Adam(list(state.values()), **options)
 
     @torch.no_grad()

@@ -25,7 +25,7 @@ from transformer_nfn.models.whole_network.probes import (
     CHUNK,
     INITIAL_SIZE,
     observed_logits,
-    probe_logits,
+    probe_outputs,
 )
 from transformer_nfn.spaces import WeightSpace
 
@@ -242,7 +242,8 @@ class ProbeGen(ProbingReader):
 
     def features(self, network: Mapping[str, Any]) -> Tensor:
         """Input of the MLP, ``[batch, F]``; F is the same for networks of any size."""
-        return probe_logits(network, self.generator(), self._where(network)).flatten(1)
+        where = self._where(network)
+        return probe_outputs(network, self.generator(), where).logits.flatten(1)
 
 
 @predictor("hidden_probe")

@@ -163,9 +163,10 @@ class SeedTrainer:
         own = [module.own_optimiser(protocol.lr) for module in self.modules]
         self.own_optimisers = [each for each in own if each is not None]
         options = {"lr": protocol.lr, "fused": device.type in ("cpu", "cuda"), "capturable": on_gpu}
+        prefixes = [""] if self.together else [f"{i}." for i in range(len(seeds))]
         self.optimisers = self.own_optimisers or [
-            module.optimiser(state, **options)
-            for module, state in zip(self.modules, self._states(), strict=False)
+            first.optimiser({k: v for k, v in self.state.items() if k.startswith(p)}, **options)
+            for p in prefixes
         ]
         self.peaks = [[g["lr"] for g in each.param_groups] for each in self.optimisers]
         self.plateaus = [Plateau(protocol.patience) for _ in seeds]
@@ -175,15 +176,6 @@ class SeedTrainer:
         captured = on_gpu and capture and first.captured
         self.graphs = GraphSteps(*self.optimisers) if captured else None
         self.best = {k: v.detach().clone() for k, v in self._tensors().items()}
-
-    def _states(self) -> list[dict[str, Tensor]]:
-        """Parameters of each optimiser: of each seed, or of all if they are stacked."""
-        if self.together:
-            return [self.state]
-        return [
-            {k: v for k, v in self.state.items() if k.startswith(f"{i}.")}
-            for i in range(len(self.seeds))
-        ]
 
     def _tensors(self) -> dict[str, Tensor]:
         """Parameters, and what modules keep besides, by seed and name."""
@@ -323,10 +315,10 @@ class SeedTrainer:
             stacked = partial(self._stacked_logits, shared=True)
             logits = in_batches(stacked, self.inputs[0][1][group])
         else:
-            pairs = zip(self.modules, self.inputs, strict=True)
+            read = zip(self.modules, self.inputs, strict=True)
             for module in self.modules:
                 module.eval()
-            logits = torch.stack([in_batches(m.logits, x[1][group]) for m, x in pairs])
+            logits = torch.stack([in_batches(m.logits, x[1][group]) for m, x in read])
             code = self.modules[0].code
             if code is not None and not bool(logits.isfinite().all()):
                 found = float(logits[~logits.isfinite()][0])
@@ -334,9 +326,8 @@ class SeedTrainer:
                     f"'{code.reference}' expected finite numbers for the validation networks, "
                     f"found {found} in epoch {self.epoch}"
                 )
-        return torch.stack(
-            [m.to_accuracy(x) for m, x in zip(self.modules, logits, strict=True)]
-        ).cpu()
+        pairs = zip(self.modules, logits, strict=True)
+        return torch.stack([module.to_accuracy(x) for module, x in pairs]).cpu()
 
     def select(self) -> list[float]:
         """Measure the validation τ of each seed and keep the state of those that improved."""

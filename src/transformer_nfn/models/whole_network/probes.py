@@ -106,40 +106,26 @@ def probe_outputs(network: Mapping[str, Any], inputs: Tensor, positions: Tensor)
     """
     if native_network.fits(network):
         return ProbeOutputs(*native_network.probe_outputs(network, inputs, positions))
+    networks = len(network["classifier"]["W_1"])
+    if torch.is_grad_enabled() or networks <= CHUNK:
+        return _outputs(network, inputs, positions)
+    chunks = [_outputs(part, inputs, positions) for part in in_chunks(network, CHUNK)]
+    return ProbeOutputs(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
+
+
+def _outputs(network: Mapping[str, Any], inputs: Tensor, positions: Tensor) -> ProbeOutputs:
     similarity: list[Tensor] = []
-
-    def outputs(part: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        similarity.clear()
-        logits = observed_logits(
-            part, inputs, positions, lambda x: similarity.append(_token_similarity(x.detach()))
-        )
-        return logits, torch.stack(similarity, -1)
-
-    return ProbeOutputs(*_by_chunks(outputs, network))
-
-
-def probe_logits(network: Mapping[str, Any], inputs: Tensor, positions: Tensor) -> Tensor:
-    """The logits of `probe_outputs` alone."""
-    if native_network.fits(network):
-        return probe_outputs(network, inputs, positions).logits
-    return _by_chunks(lambda part: (observed_logits(part, inputs, positions),), network)[0]
-
-
-def _by_chunks(
-    outputs: Callable[[Mapping[str, Any]], tuple[Tensor, ...]], network: Mapping[str, Any]
-) -> tuple[Tensor, ...]:
-    """Outputs of networks, some at a time where nothing is differentiated."""
-    if torch.is_grad_enabled():
-        return outputs(network)
-    chunks = [outputs(part) for part in in_chunks(network, CHUNK)]
-    return tuple(torch.cat(parts) for parts in zip(*chunks, strict=True))
+    logits = observed_logits(
+        network, inputs, positions, lambda x: similarity.append(_token_similarity(x.detach()))
+    )
+    return ProbeOutputs(logits, torch.stack(similarity, -1))
 
 
 def observed_logits(
     network: Mapping[str, Any],
     inputs: Tensor,
     positions: Tensor,
-    observe: Callable[[Tensor], None] | None = None,
+    observe: Callable[[Tensor], None],
 ) -> Tensor:
     """Logits ``[networks, inputs, classes]`` of every network on every input, in PyTorch.
 
