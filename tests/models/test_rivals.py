@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, int]] = {
         "hidden": 8,
         "heads": 2,
         "neurons": 8,
-    },  # fmt: skip
+    },
     "neural_graph": {"hidden": 8, "edges": 4, "layers": 2},
 }
 CLASSES_OF = {"probegen": ProbeGen, "hidden_probe": HiddenProbe, "neural_graph": NeuralGraph}
