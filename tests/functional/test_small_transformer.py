@@ -9,6 +9,7 @@ import torch
 from cases import draw, gen, perturbed, worst
 from literal_network import literal_logits
 from transformer_nfn import functional, symmetry
+from transformer_nfn.functional.zoo_network import Normalise
 from transformer_nfn.networks import read_network, save_network
 from transformer_nfn.spaces import Axis, WeightSpace
 from transformer_nfn.testing import assert_same_function
@@ -158,3 +159,12 @@ def test_the_naming_is_the_modules_state_dict(sizes):
     back = sizes.architecture.write(weights)
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name]) for name in state)
+
+
+def test_the_layernorm_of_a_gpu_is_pytorchs():
+    x = torch.randn(5, 7, 8, generator=gen(3), dtype=torch.float64, requires_grad=True)
+    expected = torch.nn.functional.layer_norm(x, (8,))
+    torch.testing.assert_close(Normalise.apply(x)[0], expected, rtol=0, atol=1e-12)
+    together = torch.func.vmap(lambda row: Normalise.apply(row)[0])(x)
+    torch.testing.assert_close(together, expected, rtol=0, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda x: Normalise.apply(x)[0], x)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -181,9 +182,38 @@ def normalised(x: Tensor) -> Tensor:
     """
     if not x.is_cuda or x.dtype.itemsize < 4:
         return F.layer_norm(x, x.shape[-1:], eps=EPS)
-    # CUDA's LayerNorm gives a thread block to each row, of which a width of 32 leaves most idle.
-    variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
-    return (x - mean) * (variance + EPS).rsqrt()
+    out: Tensor = Normalise.apply(x)[0]  # type: ignore[no-untyped-call]
+    return out
+
+
+class Normalise(torch.autograd.Function):
+    """`normalised` in few kernels, and the scale of each row.
+
+    CUDA's LayerNorm gives a thread block to each row, of which a width of 32 leaves most idle.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised rows, and what they were divided by, inverted."""
+        variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+        scale = (variance + EPS).rsqrt()
+        return (x - mean).mul_(scale), scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        """Keep the outputs; they determine the gradient."""
+        ctx.save_for_backward(*output)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
+        """Gradient without its mean and its part along the output."""
+        y, scale = ctx.saved_tensors
+        along = (grad * y).mean(-1, keepdim=True) * scale
+        rest = torch.addcmul(grad.mean(-1, keepdim=True) * -scale, grad, scale)
+        return torch.addcmul(rest, y, along, value=-1)
 
 
 def _fused(w: Mapping[str, Tensor]) -> Tensor:
