@@ -46,7 +46,7 @@ NETWORKS, PROBES, REPETITIONS = 32, 64, 5
 MAX_TOKENS = 64
 """Most tokens of a probe; a text may have more."""
 RIVALS = ("hidden_probe", "probegen")
-TRAINING, VALIDATION, UPDATES, WAITS = 512, 256, 100, 3
+TRAINING, VALIDATION, UPDATES, REPEATS = 512, 256, 50, 3
 """Networks on a GPU, updates of an epoch, and epochs of which the fastest counts."""
 KERNELS = 15
 
@@ -159,7 +159,7 @@ def updates(
     list(trainer.start())
     trainer.train_epoch()
     plan = trainer.epoch_plan()
-    best = min(seconds(lambda: trainer.run_steps(*plan)) for _ in range(WAITS))
+    best = min(seconds(lambda: trainer.run_steps(*plan)) for _ in range(REPEATS))
     row: dict[str, float | str] = {
         "task": task, "model": model, "seeds": seeds,
         "steps": "captured" if trainer.graphs and not trainer.graphs.refused else "eager",
