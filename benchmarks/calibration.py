@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,10 +32,10 @@ from transformer_nfn.checkpoints import open_model, relate
 from transformer_nfn.checkpoints.calibration import OFFSET, Strangers
 from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.io.files import write_text
+from transformer_nfn.paper.table_text import markdown_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "src/transformer_nfn/checkpoints/data/strangers.json"
-TABLE = ROOT / "benchmarks/results/calibration.json"
 CALIBRATION, HELD_OUT, LONGEST, OTHER_DATA = "calibration", "held out", "longest", "other data"
 DESCENDANTS = ("fine-tuned", "fine-tuned-other", "lora", "continued", "retrained-other")
 DISTILLED = "distilled"
@@ -237,30 +236,14 @@ def uniformity(of: dict[str, list[Pair]]) -> str:
     )
 
 
-def write(of: dict[str, list[Pair]], rows: list[list[str]], note: str) -> None:
-    """Write the data file, fitted to both halves of the seeds, and the table."""
+def write(of: dict[str, list[Pair]]) -> None:
+    """Write the data file, fitted to both halves of the seeds."""
     families = {}
     for family, strangers in fitted([*of[CALIBRATION], *of[HELD_OUT]]).items():
         content = asdict(strangers)
         content["residuals"] = [round(r, 6) for r in content["residuals"]]
         families[family] = content
     write_text(DATA, json.dumps({"families": families}) + "\n")
-    table: dict[str, Any] = {
-        "title": "Rejections at a nominal 1 %",
-        "setting": f"Calibrated on {len(of[CALIBRATION]):,} pairs of strangers, the lower half of "
-        "the seeds. Intervals: Clopper–Pearson, 95 %, as if pairs were independent; they share "
-        "models.",
-        "columns": ["second model", "pairs", "scores", "p ≤ 0.01", "interval"],
-        "rows": rows,
-        "notes": [note],
-        "commands": [
-            "python benchmarks/strangers.py --out strangers --only gpt2 llama bert-32x2/4000/base "
-            "bert-64x2/4000 bert-64x4/4000/base",
-            "python benchmarks/calibration.py --models strangers/models --pairs pairs.jsonl "
-            "--write",
-        ],
-    }
-    write_text(TABLE, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
 
 
 def main() -> None:
@@ -268,17 +251,15 @@ def main() -> None:
     parser.add_argument("--models", type=Path, help="folder of strangers.py; without: score none")
     parser.add_argument("--pairs", type=Path, required=True, help="keep finished pairs here")
     parser.add_argument("--workers", type=int, default=1, help="processes")
-    parser.add_argument("--write", action="store_true", help="the data file and the table")
+    parser.add_argument("--write", action="store_true", help="the data file")
     options = parser.parse_args()
     if options.models is not None:
         score_all(options.models, options.pairs, options.workers)
     of = sorted_out(read_pairs(options.pairs))
-    rows, note = summary(of), uniformity(of)
-    for name, *cells in rows:
-        print("  ".join(f"{cell:>18}" for cell in cells), name, sep="  ")
-    print(note)
+    columns = ["pairs", "scores", "p ≤ 0.01", "interval"]
+    print("\n".join([*markdown_rows(["second model"], columns, summary(of)), "", uniformity(of)]))
     if options.write:
-        write(of, rows, note)
+        write(of)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ Measured on their own, at the size of 256 MNIST networks and four checkpoints ea
 a worker, data through Ray, a shard from worker to disk, the index of 16,000 runs. From these and
 the measured speed of one GPU (docs/performance.md) follows the cost of larger builds.
 
-    python benchmarks/cluster.py --data MNIST_FOLDER --json benchmarks/results/cluster.json
-    python benchmarks/cluster.py --cost --speed 232 --json benchmarks/results/cluster-cost.json
+    python benchmarks/cluster.py --data MNIST_FOLDER     # also writes results/cluster.json
+    python benchmarks/cluster.py --cost --speed 232
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import ray
 import torch
 
 from transformer_nfn.known_tasks import KNOWN_TASKS
+from transformer_nfn.paper.table_text import markdown_rows
 from transformer_nfn.ray_cluster import one_core_task, task_result
 from transformer_nfn.zoo import BuildOptions, NetworkSizes, Recipe, SizeGroup, Zoo, build
 from transformer_nfn.zoo.store import Folder, write_shard
@@ -243,7 +244,7 @@ def imports() -> float:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The table of a simulated cluster."""
+    """Print the table of a simulated cluster; the numbers behind it."""
     with TemporaryDirectory() as scratch:
         root = Path(scratch)
         (root / "one").mkdir()
@@ -269,26 +270,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         ["driver: everything else, a shard", f"{1000 * s['driver_per_shard']:.0f} ms"],
         [f"index of {len(grid()):,} runs, {CHECKPOINTS * len(grid()):,} rows", f"{index:.1f} s"],
     ]  # fmt: skip
-    return {
-        "title": f"A simulated cluster of {args.workers} workers",
-        "setting": f"{s['shards']} shards, two workers to a GPU, on two cores of an Arm "
-        "Neoverse-N1 beside other work. A worker sleeps in place of training; Ray, driver, claims, "
-        "shards and index are real. Processor time, but for gaps and tail.",
-        "commands": ["python benchmarks/cluster.py --data MNIST_FOLDER --json FILE"],
-        "columns": ["what", "measured"],
-        "rows": rows,
-        "numbers": {**s, **r, "index": index, "imports": started},
-    }
+    print("\n".join(markdown_rows(["what"], ["measured"], rows)))
+    return {**s, **r, "index": index, "imports": started}
 
 
-def cost(speed: float, text_speed: float) -> dict[str, Any]:
-    """The table of GPU-hours, from the measured overheads and the speed of one GPU.
+def cost(speed: float, text_speed: float) -> None:
+    """Print the table of GPU-hours, from the measured overheads and the speed of one GPU.
 
     Args:
         speed: runs × epochs a second of a whole MNIST build of 100 epochs on one GPU.
         text_speed: the same for AG News.
     """
-    measured = json.loads(RESULT.read_text())["numbers"]
+    measured = json.loads(RESULT.read_text())
     start = measured["worker_start"] + measured["imports"] + measured["put"] + KERNELS
     per_shard = measured["receive"] + measured["gap_median"]
     driver = measured["store"] + measured["driver_per_shard"]
@@ -311,22 +304,12 @@ def cost(speed: float, text_speed: float) -> dict[str, Any]:
             cells.append(f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{seconds / 60:.0f} min")
         rows.append([name, f"{hours:,.1f}", *cells])
     feeds = SHARD_RUNS * EPOCHS / speed / driver
-    return {
-        "title": "Cost of a zoo on H200 GPUs",
-        "setting": f"Networks of 100 epochs; one GPU trains {speed:g} MNIST runs × epochs a second "
-        f"and {text_speed:g} of AG News (114,000 texts). Times are those of the slowest worker, "
-        "with start, data, gaps and index as measured.",
-        "commands": [
-            f"python benchmarks/cluster.py --cost --speed {speed:g} --text-speed {text_speed:g} "
-            "--json FILE"
-        ],
-        "columns": ["zoo", "GPU-hours", *(f"{n} GPU{'s' * (n > 1)}" for n in gpus)],
-        "rows": rows,
-        "notes": [
-            f"A shard of {SHARD_RUNS} MNIST runs trains for {SHARD_RUNS * EPOCHS / speed:.0f} s "
-            f"and takes {driver:.2f} s of the driver: one driver feeds about {feeds:.0f} GPUs."
-        ],
-    }
+    columns = ["GPU-hours", *(f"{n} GPU{'s' * (n > 1)}" for n in gpus)]
+    print("\n".join(markdown_rows(["zoo"], columns, rows)))
+    print(
+        f"\nA shard of {SHARD_RUNS} MNIST runs trains for {SHARD_RUNS * EPOCHS / speed:.0f} s "
+        f"and takes {driver:.2f} s of the driver: one driver feeds about {feeds:.0f} GPUs."
+    )
 
 
 KERNELS = 20.0
@@ -344,14 +327,12 @@ def main() -> None:
     parser.add_argument("--cost", action="store_true", help="only compute the cost")
     parser.add_argument("--speed", type=float, default=232.0)
     parser.add_argument("--text-speed", type=float, default=20.0)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     os.environ.update(QUIET)
-    table = cost(args.speed, args.text_speed) if args.cost else measure(args)
-    for row in table["rows"]:
-        print("  ".join(row))
-    if args.json is not None:
-        args.json.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n")
+    if args.cost:
+        cost(args.speed, args.text_speed)
+    else:
+        RESULT.write_text(json.dumps(measure(args), indent=1) + "\n")
 
 
 if __name__ == "__main__":

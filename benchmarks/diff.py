@@ -1,6 +1,6 @@
 """Does `tnfn diff` recover what was done to a model? Trained models, edited and disguised.
 
-    python benchmarks/diff.py [--models DIR] [--out benchmarks/results/diff.json]
+    python benchmarks/diff.py [--models DIR]
 
 Two GPT-2s and two Llamas (D = 64, six blocks, untied) are trained on the source of Python's
 standard library, and fine-tuned on English text. Adapters are trained or drawn and merged, bases
@@ -12,7 +12,6 @@ models are kept in a folder.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import tempfile
@@ -23,7 +22,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +31,7 @@ from trained.text import english, python_source, read_tokens
 from trained.training import ADAPTED, Course, Options, train
 from transformer_nfn.checkpoints import Difference, diff, disguise, open_model
 from transformer_nfn.io.downloads import cache_folder
+from transformer_nfn.paper.table_text import markdown_rows
 
 DEPTH, STEPS, TUNED, RATE = 6, 400, 200, 5e-4
 KINDS: tuple[Kind, ...] = ("gpt2", "llama")
@@ -250,13 +249,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", type=Path, default=cache_folder("diff"))
     parser.add_argument("--draws", type=int, default=0, help="seed of edits and disguises")
-    parser.add_argument("--out", type=Path, help="write the table here")
     options = parser.parse_args()
     models = Models(options.models)
     for kind in KINDS:
         for seed in SEEDS:
             models.get(kind, seed, "tuned")
-    rows: list[list[Any]] = []
+    rows: list[list[str]] = []
     for what, recovered, cases in (
         ("LoRA merged", "rank, targets and blocks", adapters(models, options.draws)),
         ("mixed with a fine-tune", "share to 0.02", merges(models, options.draws)),
@@ -270,20 +268,8 @@ def main() -> None:
         count = sum(right for right, _ in done)
         slowest = max(seconds for _, seconds in done)
         rows.append([what, recovered, str(len(done)), str(count), f"{slowest:.0f} s"])
-    table = {
-        "title": "What `tnfn diff` recovers",
-        "setting": "Trained GPT-2s and Llamas (D = 64, six blocks); every edited model is "
-        "disguised at condition 10. Eight adapters are trained, twelve drawn (2 to 10 % of a "
-        "matrix); four models are in bfloat16.",
-        "columns": ["edit", "to recover", "models", "recovered", "slowest"],
-        "rows": rows,
-        "commands": [
-            f"python benchmarks/diff.py --draws {options.draws} --out benchmarks/results/diff.json"
-        ],
-    }
-    print(json.dumps(table, indent=2))
-    if options.out is not None:
-        options.out.write_text(json.dumps(table, indent=2) + "\n")
+    columns = ["to recover", "models", "recovered", "slowest"]
+    print("\n".join(markdown_rows(["edit"], columns, rows)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
     python benchmarks/disguise_bench.py MODELS [--size 64x2/4000] [--parents 4] [--strangers 100]
         [--workers N] [--figure docs/disguise_bench.svg]
-        [--table benchmarks/results/disguise_bench.json]
 
 MODELS is the folder ``models`` that ``benchmarks/strangers.py`` wrote. The second model of every
 pair is taken as it is, with stream, heads and neurons in another order (signed where the norm
@@ -45,6 +44,7 @@ from transformer_nfn.checkpoints.symmetries import (
     StreamBasis,
     Symmetry,
 )
+from transformer_nfn.paper.table_text import markdown_rows
 from transformer_nfn.spaces.actions import Drawing
 
 ROWS, LENGTH, CONDITION = 256, 16, 10.0
@@ -233,65 +233,33 @@ def values(rows: Rows, method: str, variant: str, relations: tuple[str, ...]) ->
     return [r["scores"][method] for r in chosen if r["scores"][method] is not None]
 
 
-def table(rows: Rows, memory: dict[str, float], size: str, command: str) -> dict[str, Any]:
-    """The table of results, and the share caught by relation."""
-    lines, by_relation, by_family = [], {}, {}
+def table(rows: Rows, memory: dict[str, float]) -> list[str]:
+    """AUROC and the share caught, by method and disguise, with the costs of a pair."""
+    lines = []
     for method in METHODS:
         cells = [method]
         for variant in VARIANTS:
-            strangers = values(rows, method, variant, (STRANGER,))
             related = values(rows, method, variant, DERIVED)
+            strangers = values(rows, method, variant, (STRANGER,))
             cells += [f"{auroc(related, strangers):.3f}", f"{caught(related, strangers):.0%}"]
-            by_relation[f"{method}, {variant}"] = {
-                relation: caught(scored, strangers)
-                for relation in (*DERIVED, DISTILLED)
-                if (scored := values(rows, method, variant, (relation,)))
-            }
-            for kind in KINDS:
-                own = [r for r in rows if r["kind"] == kind and r["scores"][method] is not None]
-                if own:
-                    sides = (values(own, method, variant, r) for r in (DERIVED, (STRANGER,)))
-                    by_family[f"{method}, {variant}, {kind}"] = auroc(*sides)
         seconds = [r["seconds"][method] for r in rows if r["scores"][method] is not None]
-        cells += [f"{statistics.median(seconds):.2f}", f"{max(memory[method], 0):.0f}"]
-        lines.append(cells)
-    plain = [r["relation"] for r in rows if r["variant"] == VARIANTS[0]]
-    counts = {relation: plain.count(relation) for relation in (*DERIVED, DISTILLED, STRANGER)}
-    columns = ["method"]
-    for variant in VARIANTS:
-        columns += [f"AUROC, {variant}", f"caught, {variant}"]
-    return {
-        "title": "Related or not, by method and disguise",
-        "setting": (
-            f"{sum(counts[r] for r in DERIVED)} related and {counts[STRANGER]} unrelated pairs of "
-            f"GPT-2s, Llamas and BERTs of size {size}. *Caught*: related pairs above all but 1 % "
-            "of the unrelated ones. Processor seconds and MiB per pair."
-        ),
-        "columns": [*columns, "seconds", "MiB"],
-        "rows": lines,
-        "commands": ["python benchmarks/strangers.py --out DIR", command],
-        "notes": [],
-        "pairs": counts,
-        "caught by relation": by_relation,
-        "AUROC by family": by_family,
-    }
+        lines.append([*cells, f"{statistics.median(seconds):.2f}", f"{max(memory[method], 0):.0f}"])
+    columns = [f"{what}, {variant}" for variant in VARIANTS for what in ("AUROC", "caught")]
+    return markdown_rows(["method"], [*columns, "seconds", "MiB"], lines)
 
 
-def family_table(result: dict[str, Any]) -> dict[str, Any]:
+def family_table(rows: Rows) -> list[str]:
     """AUROC by method and family, as the files are and fully disguised."""
     shown = [(variant, kind) for variant in (VARIANTS[0], VARIANTS[-1]) for kind in KINDS]
     lines = []
-    for method, *_ in result["rows"]:
-        found = [result["AUROC by family"].get(f"{method}, {v}, {k}") for v, k in shown]
-        lines.append([method, *("–" if x is None else f"{x:.3f}" for x in found)])
-    return {
-        "title": "AUROC by family",
-        "setting": "The same pairs, as they are and after every symmetry.",
-        "columns": ["method", *(f"{kind}, {variant}" for variant, kind in shown)],
-        "rows": lines,
-        "commands": [],
-        "notes": [],
-    }
+    for method in METHODS:
+        cells = [method]
+        for variant, kind in shown:
+            own = [r for r in rows if r["kind"] == kind and r["scores"][method] is not None]
+            sides = (values(own, method, variant, r) for r in (DERIVED, (STRANGER,)))
+            cells.append(f"{auroc(*sides):.3f}" if own else "–")
+        lines.append(cells)
+    return markdown_rows(["method"], [f"{kind}, {variant}" for variant, kind in shown], lines)
 
 
 def draw(rows: Rows, out: Path) -> None:
@@ -328,7 +296,6 @@ def main() -> None:
     parser.add_argument("--strangers", type=int, default=100, help="unrelated pairs, a family")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--figure", type=Path)
-    parser.add_argument("--table", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     models: Path = options.models
@@ -344,16 +311,7 @@ def main() -> None:
     rows = run(models, todo, ids, kept, options.workers)
     gated = next(pair for pair in todo if pair.kind == "llama")  # every method applies to it
     memory = peak_memory(models / gated.first, models / gated.second, ids)
-    command = (
-        f"python benchmarks/disguise_bench.py DIR/models --size {options.size} "
-        f"--parents {options.parents} --strangers {options.strangers}"
-    )
-    result = table(rows, memory, options.size, command)
-    print(json.dumps({k: result[k] for k in ("columns", "rows", "pairs")}, indent=1))
-    if options.table:
-        families = options.table.with_stem(f"{options.table.stem}-families")
-        for path, content in ((options.table, result), (families, family_table(result))):
-            path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    print("\n".join([*table(rows, memory), "", *family_table(rows)]))
     if options.figure:
         draw(rows, options.figure)
 

@@ -19,8 +19,9 @@ from transformer_nfn.io.files import read_parquet
 from transformer_nfn.paper.tables import table_cells
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
-SPECS = [p for p in RESULTS if isinstance(json.loads(p.read_text("utf-8")).get("rows"), str)]
+RESULTS = ROOT / "benchmarks" / "results"
+SPECS = tables.specs()
+REPRODUCED = [name for name, spec in SPECS.items() if "table" in spec]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # What the paper defines and this project counts or times itself: no source of numbers.
 THINGS = "blocks?|grid|group|invariants|pseudocode|formulas|letters|form|models?"
@@ -29,7 +30,7 @@ NAMES = re.compile(
     r"(?:tables?|figures?|eqs?\.|theorems?|ICLR) \(?[\d.]+(?:(?:, | and | to |–)[\d.]+)*",
     re.IGNORECASE,
 )
-REFERENCE = re.compile(r"<!-- paper:\S+ -->.*?<!-- /paper -->")
+REFERENCE = re.compile(r"<!-- (paper|cell):.+? -->.*?<!-- /\1 -->")
 
 
 def typed_numbers(text: str) -> Iterator[str]:
@@ -103,11 +104,29 @@ def test_references_are_filled_and_unknown_ones_refused() -> None:
             tables.quoted(key)
 
 
-def test_no_file_of_results_holds_a_row_of_the_paper() -> None:
-    for path in RESULTS:
-        found = json.loads(path.read_text(encoding="utf-8")).get("rows", [])
-        for row in found if isinstance(found, list) else []:
-            assert "paper" not in row[:2], f"{path.name}: name the table under \"paper\" instead"
+def test_cells_of_other_tables_are_filled_and_unknown_ones_refused() -> None:
+    key = "models-seed-each; Whole network; τ"
+    (row,) = [
+        row
+        for row in read_parquet(RESULTS / "earlier.parquet").to_pylist()
+        if "; ".join((row["table"], row["row"], row["column"])) == key
+    ]
+    page = tables.with_numbers(f"<!-- cell:{key} -->0.1<!-- /cell --> and 0.2")
+    number = f"{row['value']:.3f} ± {row['error']:.3f}"
+    assert page == f"<!-- cell:{key} -->{number}<!-- /cell --> and 0.2"
+    for key in ("models-seed-each; Whole net; τ", "docs/speed.md; forward at batch 256; Seconds"):
+        with pytest.raises(TransformerNFNError, match="has no cell in row"):
+            tables.cell(key)
+
+
+def test_rows_of_results_hold_no_number_of_the_paper_and_no_table_twice() -> None:
+    rows = read_parquet(RESULTS / "earlier.parquet").to_pylist()
+    assert {row["table"] for row in rows} == {*SPECS} - {*REPRODUCED}
+    assert all("paper" not in (row["row"], row["source"]) for row in rows), "name it in the spec"
+    places = [(row["table"], row["row"], row["source"], row["column"]) for row in rows]
+    assert len({*places}) == len(places)
+    for row in rows:
+        assert (row["value"] is None) is (row["text"] is not None)
 
 
 def test_pages_are_generated_from_the_result_files() -> None:
@@ -116,15 +135,15 @@ def test_pages_are_generated_from_the_result_files() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_a_printed_command_gives_the_cells_of_its_table(path: Path) -> None:
-    spec = json.loads(path.read_text(encoding="utf-8"))
-    *_, built, printed, _ = tables.render(path.stem).split("\n")
+@pytest.mark.parametrize("name", REPRODUCED)
+def test_a_printed_command_gives_the_cells_of_its_table(name: str) -> None:
+    spec = SPECS[name]
+    *_, built, printed, _ = tables.render(name).split("\n")
     assert built == f"$ {spec['zoo']}"
     options = dict(re.findall(r"--(\S+) (\S+)", printed))
     build = dict(re.findall(r"--(\S+) (\S+)", built))
     assert f"tnfn reproduce {spec['table']} {build['out']} " in printed
-    rows = read_parquet(ROOT / "benchmarks" / "results" / f"{spec['rows']}.parquet").to_pylist()
+    rows = read_parquet(RESULTS / f"{spec['rows']}.parquet").to_pylist()
     kind = tables.table_named(spec["table"]).topic
     rows = [row for row in rows if row["table"] == kind]
     models = options["models"].split(",") if "models" in options else None
@@ -166,31 +185,31 @@ def test_rows_are_written_from_finished_cells(
     assert pair["difference"] == pytest.approx(mlp - statnn)
 
 
+CAPTIONED = re.compile(
+    r"^(\*\*(?:(?!^```|^#).)*^\|(?:(?!^```|^#).)*)^```console\n(.*?)^```", re.M | re.S
+)
+
+
 def test_epochs_of_a_caption_are_those_of_a_printed_command() -> None:
     """Epochs of the zoos that its commands name, and where they are read, or of its trainings."""
-    found = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in RESULTS}
-    commands = {name: table.get("commands", []) for name, table in found.items()}
+    found = [match for page in PAGES for match in CAPTIONED.findall(page.read_text("utf-8"))]
     built: dict[str, set[float]] = {}
-    for line in itertools.chain(*commands.values()):
+    for line in itertools.chain(*(commands.splitlines() for _, commands in found)):
         options = dict(re.findall(r"--(out|epochs|until) (\S+)", line))
         if " zoo build " in line and "epochs" in options:
             epochs = int(options["epochs"])
             read = epochs * int(options.get("until", 100)) / 100
             built.setdefault(options["out"], set()).update((epochs, read, 0.75 * epochs))
-    for name, lines in commands.items():
-        printed = " ".join(lines)
-        zoos = {zoo for zoo in re.findall(r"[\w/-]+", printed) if zoo in built}
-        if not zoos:
-            continue
-        allowed = {50.0}.union(*(built[zoo] for zoo in zoos))
-        allowed |= {float(number) for number in re.findall(r"--epochs (\d+)", printed)}
-        table = found[name]
-        if "rows" in table and isinstance(table["rows"], str):
-            continue  # nothing there is written by hand
-        words = [table["title"], table["setting"], *table.get("notes", []), *table["columns"]]
-        words += [row[0] for row in table["rows"]]
-        named = re.findall(r"(\d+) epochs|epochs? (\d+)", " ".join(words))
-        assert {float(a or b) for a, b in named} <= allowed, name
+    checked = 0
+    for words, commands in found:
+        zoos = {zoo for zoo in re.findall(r"[\w/-]+", commands) if zoo in built}
+        if zoos:
+            allowed = {50.0}.union(*(built[zoo] for zoo in zoos))
+            allowed |= {float(number) for number in re.findall(r"--epochs (\d+)", commands)}
+            named = re.findall(r"(\d+) epochs|epochs? (\d+)", words)
+            assert {float(a or b) for a, b in named} <= allowed, words[:200]
+            checked += bool(named)
+    assert checked > 10
 
 
 def test_pages_stay_short() -> None:

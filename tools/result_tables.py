@@ -5,24 +5,25 @@
     python tools/result_tables.py --rows results/cells NAME    # rows of finished cells, as NAME
 
 A page marks the place of a table by ``<!-- table: NAME -->`` and ``<!-- end of table -->``.
-NAME.json names a ``table`` of `tnfn reproduce`, the file of its ``rows``, the command that builds
-the ``zoo``, ``pairs`` of rows whose difference is shown, and ``unfinished`` cells: all else comes
-from the rows. Or it holds title, setting, commands, columns, rows and notes themselves.
-``{{table|row|column}}`` is then a cell of another table, where a row is named by its first cell,
-and ``"paper": "table1"`` adds the paper's row under the rows of each model.
+tables.json has a spec for each NAME. It names a ``table`` of `tnfn reproduce`, the file of its
+``rows``, the command that builds the ``zoo``, ``pairs`` of rows whose difference is shown, and
+``unfinished`` cells: all else comes from the rows. Tables from before there were such rows have
+title, setting, columns, notes and commands in the spec, and a row for each number in
+earlier.parquet; ``"paper": "table1"`` adds the paper's row under the rows of each model.
 
-A number of the paper is a reference, in pages and files alike: ``<!-- paper:table1/mlp/all -->``
-and ``<!-- /paper -->`` stand around it, and what is between them comes from `paper.numbers`.
+Numbers that stand elsewhere are references: ``<!-- paper:table1/mlp/all -->`` from `paper.numbers`,
+``<!-- cell:TABLE; row; column -->`` from a table by name, or from the first one on a page that has
+the row. Both end with ``<!-- /paper -->`` or ``<!-- /cell -->``, and what is between is written.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ from transformer_nfn.cli.reproduce import BY_MODEL
 from transformer_nfn.io.files import read_parquet, write_parquet
 from transformer_nfn.paper.numbers import (
     CHANGE,
+    CHANGES,
     LEARNING_CURVE,
     NOTHING,
     PAPER_TABLES,
+    PaperTable,
     quoted,
     table_named,
     table_of,
@@ -56,25 +59,28 @@ from transformer_nfn.report.number_text import counted
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-CELL = re.compile(r"\{\{([^|}]+)\|([^|}]+)\|([^|}]+)\}\}")
 TABLE = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n.*?<!-- end of table -->", re.DOTALL)
-PAPER = re.compile(r"<!-- paper:(?P<key>\S+) -->.*?<!-- /paper -->")
+REFERENCE = re.compile(r"<!-- (paper|cell):(.+?) -->.*?<!-- /\1 -->")
 
 
-def read(name: str) -> Any:
-    """One file of benchmarks/results/."""
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+@cache
+def specs() -> dict[str, Any]:
+    """The specs of all tables."""
+    found: dict[str, Any] = json.loads((RESULTS / "tables.json").read_text(encoding="utf-8"))
+    return found
 
 
-def filled(text: str) -> str:
-    """The text with every ``{{table|row|column}}`` replaced by that cell."""
-
-    def cell(match: re.Match[str]) -> str:
-        table = read(match[1])
-        row = next(r for r in table["rows"] if r[0] == match[2])
-        return str(row[table["columns"].index(match[3])])
-
-    return CELL.sub(cell, text)
+def cell(key: str) -> str:
+    """A cell of a table: ``TABLE; row; column``, or ``docs/PAGE.md; row; column``."""
+    name, row, column = key.split("; ")
+    text = render(name) if name in specs() else (ROOT / name).read_text(encoding="utf-8")
+    head: list[str] = []
+    for line in text.splitlines():
+        cells = line.strip("| ").split(" | ") if line.startswith("|") else []
+        head = (head or cells) if cells else []
+        if cells and cells[0] == row and column in head:
+            return cells[head.index(column)]
+    raise RunError(f"'{name}' has no cell in row '{row}' and column '{column}'")
 
 
 def records_of(columns: Mapping[str, list[Any]]) -> list[RunRecord]:
@@ -193,43 +199,53 @@ def differences(rows: str, view: TableView, pairs: list[list[str]]) -> list[str]
 
 
 def render(name: str) -> str:
-    """Title, setting, table, notes and commands of one file, in Markdown."""
-    table = read(name)
-    if isinstance(table["rows"], str):
-        return from_rows(table)
-    marks = ["---"] * (2 if "source" in table["columns"] else 1)
-    marks += ["--:"] * (len(table["columns"]) - len(marks))
-    rows = with_paper(table) if "paper" in table else table["rows"]
-    if "source" in table["columns"]:  # the first cell once for all its sources
-        above = ["", *(row[0] for row in rows)]
-        rows = [["", *r[1:]] if r[0] == last else r for r, last in zip(rows, above, strict=False)]
-    lines = [f"| {' | '.join(map(filled, row))} |" for row in (table["columns"], *rows)]
-    lines.insert(1, f"|{'|'.join(marks)}|")
-    if table["title"]:
-        lines = [f"**{table['title']}.** {table['setting']}", "", *lines]
-    for note in table.get("notes", ()):
-        lines += ["", note]
-    if table["commands"]:
-        lines += ["", "```console", *(f"$ {line}" for line in table["commands"]), "```"]
-    return "\n".join(lines)
+    """A table with its caption, notes and commands, in Markdown."""
+    spec = specs()[name]
+    return from_rows(spec) if "table" in spec else from_numbers(name, spec)
 
 
-def with_paper(table: Any) -> list[list[str]]:
-    """The rows of a table, and after those of each model the paper's, as printed."""
-    paper = PAPER_TABLES[table["paper"]]
-    names = {label: row for row, label in paper.rows.items()}
-    columns = {label: column for column, label in paper.columns.items()}
-    columns["Largest change"] = CHANGE
-    rows: list[list[str]] = []
-    for label, group in itertools.groupby(table["rows"], key=lambda row: str(row[0])):
-        rows += group
-        found = [
-            paper.cell(names.get(label, ""), columns.get(column, ""))
-            for column in table["columns"][2:]
-        ]
-        if any(found):
-            rows.append([label, "paper", *(number.text if number else "–" for number in found)])
-    return rows
+def from_numbers(name: str, spec: Any) -> str:
+    """A table of a spec, from its numbers in earlier.parquet."""
+    numbers = [row for row in read_parquet(RESULTS / "earlier.parquet").to_pylist()
+               if row["table"] == name]  # fmt: skip
+    paper, labels = PAPER_TABLES.get(spec.get("paper", "")), spec["columns"]
+    labels = labels if isinstance(labels, dict) else {label: label for label in labels}
+    ours: dict[str, dict[str, dict[str, str]]] = {}
+    for each in numbers:
+        cells = ours.setdefault(each["row"], {}).setdefault(each["source"] or "", {})
+        cells[each["column"]] = number_text(each)
+    rows = []
+    for row, sources in ours.items():
+        if paper is not None and (printed := printed_cells(paper, row, labels)):
+            sources["paper"] = printed
+        first = row
+        for source, cells in sources.items():
+            start = [first, source][: len(spec["corner"])]
+            rows.append([*start, *(cells.get(column, NOTHING) for column in labels)])
+            first = ""
+    lines = [f"**{spec['title']}.** {spec['setting']}", ""]
+    lines += markdown_rows(spec["corner"], labels.values(), rows)
+    lines += [line for note in spec.get("notes", ()) for line in ("", note)]
+    commands = [f"$ {line}" for line in spec.get("commands", ())]
+    return "\n".join([*lines, "", "```console", *commands, "```"] if commands else lines)
+
+
+def number_text(number: Mapping[str, Any]) -> str:
+    """A number as its row has it formatted, with its error and unit; a text as it is."""
+    if number["text"] is not None:
+        return str(number["text"])
+    error = "" if number["error"] is None else f" ± {number['error']:.3f}"
+    text = f"{number['value']:{number['format']}}"
+    text = f"−{text[1:]}" if text.startswith("-") else text
+    return f"{text}{error}{number['unit'] or ''}"
+
+
+def printed_cells(paper: PaperTable, label: str, labels: Iterable[str]) -> dict[str, str]:
+    """The paper's cells in the row of this label, as printed."""
+    row = next((row for row, name in paper.rows.items() if name == label), "")
+    columns = {label: column for column, label in {**paper.columns, **CHANGES}.items()}
+    cells = {label: paper.cell(row, columns.get(label, "")) for label in labels}
+    return {label: number.text for label, number in cells.items() if number}
 
 
 def with_numbers(text: str) -> str:
@@ -238,7 +254,12 @@ def with_numbers(text: str) -> str:
         lambda m: f"<!-- table: {m['name']} -->\n\n{render(m['name'])}\n\n<!-- end of table -->",
         text,
     )
-    return PAPER.sub(lambda m: f"<!-- paper:{m['key']} -->{quoted(m['key'])}<!-- /paper -->", text)
+    return REFERENCE.sub(
+        lambda m: f"<!-- {m[1]}:{m[2]} -->{REFERRED[m[1]](m[2])}<!-- /{m[1]} -->", text
+    )
+
+
+REFERRED = {"paper": quoted, "cell": cell}
 
 
 def write_rows(cells: Path, name: str) -> None:

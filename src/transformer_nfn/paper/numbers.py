@@ -44,6 +44,7 @@ def examples_text(count: int | None) -> str:
 NFN = "transformer_nfn"
 GAP, CHANGE = "gap", "change"
 """Row of table 7, and a column of it that the paper lacks, see `largest_change`."""
+CHANGES = {CHANGE: "Largest change"}
 
 
 def largest_change(values: Sequence[float | None]) -> Number | None:

@@ -15,6 +15,7 @@ from transformer_nfn.models.predictor import model_name, model_place
 from transformer_nfn.paper.numbers import (
     ALL_KINDS,
     CHANGE,
+    CHANGES,
     GAP,
     HELD,
     LEARNING_CURVE,
@@ -315,7 +316,7 @@ def _add_changes(view: TableView) -> None:
         if known and ours is not None and ours.value is not None:
             record, gap = replace(ours.record, summary={}), ours.value - max(known)
             view.ours[GAP, column] = OurCell(record, gap, None, mean_text(gap))
-    view.columns[CHANGE] = "Largest change"
+    view.columns |= CHANGES
     for row in view.rows:
         cells = [view.ours.get((row, column)) for column in view.paper.columns]
         change = largest_change([cell.value if cell else None for cell in cells])
