@@ -15,8 +15,7 @@ from transformer_nfn.paper.gather import Run, gather
 from transformer_nfn.paper.numbers import LEARNING_CURVE, mean_text
 from transformer_nfn.paper.table_text import curve_lines, finite, lay_out, mean_tau
 from transformer_nfn.prediction.runs import RUN_FILE, RunRecord
-from transformer_nfn.report.findings import OPTIMIZERS
-from transformer_nfn.report.held_out import MILLION, HeldOut, TestedModel, held_out
+from transformer_nfn.report.held_out import MILLION, OPTIMIZERS, HeldOut, Tested, held_out
 from transformer_nfn.report.number_text import (
     HEADINGS,
     counted,
@@ -162,8 +161,8 @@ def scatter(part: HeldOut) -> list[Plot]:
     return [_panel(part, model, *map(float, ends)) for model in part.models]
 
 
-def _panel(part: HeldOut, model: TestedModel, low: float, high: float) -> Plot:
-    networks, mean, seeds = part.networks, model.mean, [each.seed for each in model.seeds]
+def _panel(part: HeldOut, model: Tested, low: float, high: float) -> Plot:
+    networks, mean, seeds = part.networks, model.mean, model.seeds
     kept = np.arange(len(mean.network))
     if len(kept) > MOST_POINTS:  # evenly over the networks, so that it looks like the whole
         kept = np.arange(MOST_POINTS) * (len(kept) - 1) // (MOST_POINTS - 1)

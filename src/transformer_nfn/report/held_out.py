@@ -1,11 +1,13 @@
 """Predictions of the compared runs for held-out networks, and the zoos these come from.
 
-Values are rounded once. Tables, sentences and figures of the report are computed from them.
+Values are rounded once. Tables, sentences and figures of the report are computed from them: errors
+by optimiser and accuracy, worst networks, and coverage of intervals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,6 +21,10 @@ from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo, open_zoo
 
 DIGITS = 6
 MILLION = 10**DIGITS
+Z = 1.96
+"""Standard errors of a 95 % interval."""
+ALWAYS_THE_MEAN = "Always the mean"
+OPTIMIZERS = ("sgd", "sgdm", "adam", "rmsprop")
 Key = tuple[Any, float]
 """What identifies a network: its training run, or its row in a zoo of checkpoints, and accuracy."""
 
@@ -87,41 +93,67 @@ class Networks:
 
 
 @dataclass(frozen=True)
-class SeedPart:
-    """Predictions of one seed for its test networks; ``network`` are indices into `Networks`."""
+class Tested:
+    """The test predictions of one run, of all its seeds; ``network`` are indices of `Networks`."""
 
-    seed: int
+    run: Run
+    seeds: list[int]
     network: np.ndarray
     predicted: np.ndarray
     low: np.ndarray
     high: np.ndarray
 
+    @cached_property
+    def mean(self) -> Tested:
+        """Mean over the seeds that tested each network."""
+        network, which = np.unique(self.network, return_inverse=True)
+        times = np.bincount(which)
+        columns = (np.bincount(which, each) for each in (self.predicted, self.low, self.high))
+        return Tested(self.run, self.seeds, network, *(each / times for each in columns))
+
+    @property
+    def bounded(self) -> np.ndarray:
+        """Mask of the predictions that have an interval."""
+        return np.asarray(np.isfinite(self.low) & np.isfinite(self.high))
+
+    def inside(self, accuracy: np.ndarray) -> np.ndarray:
+        """Mask of the predictions whose interval holds the accuracy of their network."""
+        truth = accuracy[self.network]
+        return np.asarray((self.low <= truth) & (truth <= self.high))
+
 
 @dataclass(frozen=True)
-class TestedModel:
-    """The test predictions of one run, seed by seed."""
+class Coverage:
+    """Coverage of a model's intervals on test networks, over all its seeds.
 
-    run: Run
-    seeds: list[SeedPart]
+    Attributes:
+        inside: share of the networks in their interval.
+        below: share whose accuracy is below it.
+        above: share whose accuracy is above it.
+        width: mean width.
+        networks: number of different networks.
+    """
 
-    @cached_property
-    def rows(self) -> SeedPart:
-        """All seeds concatenated; the seed of the result has no meaning."""
-        return SeedPart(
-            -1,
-            *(
-                np.concatenate([getattr(part, name) for part in self.seeds])
-                for name in ("network", "predicted", "low", "high")
-            ),
-        )
+    inside: float
+    below: float
+    above: float
+    width: float
+    networks: int
 
-    @cached_property
-    def mean(self) -> SeedPart:
-        """Mean over the seeds that tested each network."""
-        network, which = np.unique(self.rows.network, return_inverse=True)
-        times = np.bincount(which)
-        columns = (self.rows.predicted, self.rows.low, self.rows.high)
-        return SeedPart(-1, network, *(np.bincount(which, column) / times for column in columns))
+    @property
+    def sampled(self) -> tuple[float, float]:
+        """95 % interval (Wilson) of the share of networks like these that are inside.
+
+        Seeds add no networks: what they predict for one network is nearly the same.
+        """
+        n, share = self.networks, self.inside
+        middle = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
+        half = Z / (1 + Z**2 / n) * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
+        return middle - half, middle + half
+
+
+Rows = list[tuple[str, list[float | None]]]
+"""Names of models, each with its value in every group of networks, None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +172,7 @@ class HeldOut:
     index: int
     zoo: ZooStudy
     networks: Networks
-    models: list[TestedModel]
+    models: list[Tested]
     reference: str
     everything: np.ndarray | None = None
 
@@ -154,14 +186,15 @@ class HeldOut:
         """Mask of the networks in any test part."""
         mask = np.zeros(len(self.networks.accuracy), dtype=bool)
         for model in self.models:
-            mask[model.rows.network] = True
+            mask[model.network] = True
         return mask
 
     @cached_property
     def always(self) -> tuple[float, int] | None:
         """Mean accuracy of the networks outside the test parts, and their number.
 
-        Of the validation part alone where the training networks are not available.
+        Of the validation part alone where the training networks are not available. It is predicted
+        for every test network, as a baseline without weights.
         """
         accuracy = self.networks.accuracy
         if self.everything is None:
@@ -171,6 +204,73 @@ class HeldOut:
             total = float(self.everything.sum()) - float(accuracy[self.is_test].sum())
             count = len(self.everything) - int(self.is_test.sum())
         return (total / count, count) if count > 0 else None
+
+    @cached_property
+    def groupings(self) -> dict[str, dict[str, np.ndarray]]:
+        """Masks of the test networks: by optimiser, where it is known, and by true accuracy."""
+        found = {"optimiser": self._by_optimizer(), "true accuracy": self._by_accuracy()}
+        return {title: groups for title, groups in found.items() if groups}
+
+    def _by_optimizer(self) -> dict[str, np.ndarray]:
+        column = np.array([str(name) for name in self.networks.configuration["optimizer"]])
+        names = {*column[self.is_test].tolist()} - {"None"}
+        order = [*(name for name in OPTIMIZERS if name in names), *sorted(names - {*OPTIMIZERS})]
+        return {name: (column == name) & self.is_test for name in order}
+
+    def _by_accuracy(self) -> dict[str, np.ndarray]:
+        """Five bands; bounds are integer percents, so that the labels are exact."""
+        values = self.networks.millionths
+        if not self.is_test.any():
+            return {}
+        low, high = int(values[self.is_test].min()), int(values[self.is_test].max())
+        first, step, percent = 0, 20, MILLION // 100
+        if high - low <= MILLION // 2:
+            first = low // percent
+            step = max(1, -(-(high - first * percent) // (5 * percent)))
+            first = max(0, min(first, 100 - 5 * step))
+        band = np.clip((values // percent - first) // step, None, 4)
+        return {
+            f"{first + step * i}–{first + step * (i + 1)} %": (band == i) & self.is_test
+            for i in range(5)
+        }
+
+    def errors(self, groups: Mapping[str, np.ndarray]) -> Rows:
+        """Mean absolute error of each model in groups of networks, and of predicting the mean."""
+        accuracy = self.networks.accuracy
+        off = [(model.run.name, np.abs(model.predicted - accuracy[model.network]), model.network)
+               for model in self.models]  # fmt: skip
+        if self.always is not None:
+            every = np.arange(len(accuracy))
+            off.append((ALWAYS_THE_MEAN, np.abs(accuracy - self.always[0]), every))
+        return [(name, _means(values, networks, groups)) for name, values, networks in off]
+
+    def coverages(self, groups: Mapping[str, np.ndarray]) -> Rows:
+        """The share inside their interval in groups of networks, of models that give intervals."""
+        rows = []
+        for model in self.models:
+            known = model.bounded
+            inside = model.inside(self.networks.accuracy)[known].astype(float)
+            rows.append((model.run.name, _means(inside, model.network[known], groups)))
+        return [(name, row) for name, row in rows if any(value is not None for value in row)]
+
+    def coverage(self, run: Run) -> Coverage | None:
+        """Coverage over all seeds and test networks that have an interval."""
+        model = self.of(run)
+        if model is None or not (known := model.bounded).any():
+            return None
+        truth, low, high = (
+            each[known] for each in (self.networks.accuracy[model.network], model.low, model.high)
+        )
+        shares = (model.inside(self.networks.accuracy)[known], truth < low, truth > high)
+        inside, below, above = (float(share.mean()) for share in shares)
+        networks = len(np.unique(model.network[known]))
+        return Coverage(inside, below, above, float((high - low).mean()), networks)
+
+    def worst(self, model: Tested, count: int = 8) -> list[int]:
+        """Places in the mean prediction with the largest errors."""
+        off = np.abs(model.mean.predicted - self.networks.accuracy[model.mean.network])
+        worst: list[int] = np.argsort(-off, kind="stable")[:count].tolist()
+        return worst
 
     def within(self, text: str, opened: Zoo | MixedZoo | ModelZoo) -> HeldOut | None:
         """The same with the rows and all accuracies of a zoo; None if it is not that of the runs.
@@ -188,7 +288,7 @@ class HeldOut:
         networks = replace(self.networks, place=[places[key] for key in keys])
         return replace(self, networks=networks, reference=text, everything=everything)
 
-    def of(self, run: Run) -> TestedModel | None:
+    def of(self, run: Run) -> Tested | None:
         """Predictions of a run, None where it kept none."""
         return next((model for model in self.models if model.run is run), None)
 
@@ -204,15 +304,18 @@ def held_out(index: int, zoo: ZooStudy) -> HeldOut:
         tested = run.part("test")
         if not len(tested["row"]):
             continue
-        which = networks.add(tested)
-        low, predicted, high = (_rounded(tested[name]) for name in ("low", "predicted", "high"))
-        seeds = []
-        for seed in dict.fromkeys(tested["seed"].tolist()):
-            chosen = tested["seed"] == seed
-            part = (which[chosen], predicted[chosen], low[chosen], high[chosen])
-            seeds.append(SeedPart(int(seed), *part))
-        models.append(TestedModel(run, seeds))
+        columns = (_rounded(tested[name]) for name in ("predicted", "low", "high"))
+        seeds = list(dict.fromkeys(map(int, tested["seed"])))
+        models.append(Tested(run, seeds, networks.add(tested), *columns))
     return HeldOut(index, zoo, networks, models, reference)
+
+
+def _means(
+    values: np.ndarray, networks: np.ndarray, groups: Mapping[str, np.ndarray]
+) -> list[float | None]:
+    """Mean of the values in each group; ``networks`` are those that the values are about."""
+    parts = (values[member[networks]] for member in groups.values())
+    return [float(part.mean()) if len(part) else None for part in parts]
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:

@@ -265,9 +265,7 @@ def _who(study: Study) -> str:
     return f"{shown('models', counted(len(models), 'model'))} {verb}"
 
 
-def _what_was_run(
-    study: Study, parts: Sequence[HeldOut], written: datetime, command: str
-) -> str:
+def _what_was_run(study: Study, parts: Sequence[HeldOut], written: datetime, command: str) -> str:
     """Date and command; for each zoo its facts and how each model was trained."""
     blocks = [
         f'<dl class="facts"><div><dt>Written</dt><dd><time datetime="'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from html import escape
 
 import numpy as np
@@ -20,21 +20,9 @@ from transformer_nfn.paper.table_text import (
     place,
     seeds_together,
 )
-from transformer_nfn.prediction.metrics import worth_in_examples
+from transformer_nfn.prediction.metrics import r_squared, worth_in_examples
 from transformer_nfn.prediction.runs import IDENTITY
-from transformer_nfn.report.findings import (
-    ALWAYS_THE_MEAN,
-    Baseline,
-    GroupTable,
-    WorstNetwork,
-    baseline,
-    calibration,
-    error_table,
-    groupings,
-    inside_table,
-    worst_networks,
-)
-from transformer_nfn.report.held_out import HeldOut
+from transformer_nfn.report.held_out import ALWAYS_THE_MEAN, HeldOut, Rows, Tested
 from transformer_nfn.report.number_text import (
     HEADINGS,
     NOTHING,
@@ -71,46 +59,60 @@ def models_table(tested: HeldOut) -> str:
 
     Next to the mean τ of the seeds is τ of their mean prediction.
     """
-    zoo = tested.zoo
-    figures = [
-        {name: finite(run.record.summary.get(name)) for name in ("tau", "r2", "mae")}
+    zoo, names = tested.zoo, ("tau", "together", "r2", "mae")
+    figures = {
+        i: {name: finite(run.record.summary.get(name)) for name in names}
         | {"together": seeds_together(run.record)}
-        for run in zoo.finished
-    ]
+        for i, run in enumerate(zoo.finished)
+    }
     best = {
-        name: best_keys({i: values[name] for i, values in enumerate(figures)}, lowest=name == "mae")
-        for name in ("tau", "together", "r2", "mae")
+        name: best_keys({i: each[name] for i, each in figures.items()}, lowest=name == "mae")
+        for name in names
     }
     rows = []
-    for index, (run, values) in enumerate(zip(zoo.finished, figures, strict=True)):
-        size, held = run.record.num_parameters, calibration(tested, run)
-        cells = {
+    for i, run in enumerate(zoo.finished):
+        held = tested.coverage(run)
+        cells = {name: decimal(value) for name, value in figures[i].items()}
+        cells |= {
             "tau": mean_text(*mean_tau(run.record)),
-            "together": decimal(values["together"]),
-            "r2": decimal(values["r2"]),
-            "mae": decimal(values["mae"]),
             "inside": percent(held and held.inside),
-            "parameters": count(size),
+            "parameters": count(run.record.num_parameters),
         }
-        leads = {name for name, which in best.items() if index in which}
-        texts = _numbers(f"{tested.key}.m{index}", cells, leads)
+        leads = {name for name, which in best.items() if i in which}
+        texts = _numbers(f"{tested.key}.m{i}", cells, leads)
         rows.append(_row(quoted(run.name), [*texts, quoted(_worth(tested, run))]))
     for run in zoo.main:
         if not run.done:
             why = f'<td colspan="7" class="why">{quoted(run.record.status)}</td>'
             rows.append(f'<tr><th scope="row">{quoted(run.name)}</th>{why}</tr>')
-    always = baseline(tested)
-    if always is not None:
-        scores = [
-            shown(f"{tested.key}.mean.{name}", decimal(getattr(always, name)))
-            for name in ("r2", "mae")
-        ]
+    accuracy, always = tested.networks.accuracy[tested.is_test], tested.always
+    note = MODELS_NOTE
+    if always is not None and len(accuracy):
+        said, key = np.full_like(accuracy, always[0]), f"{tested.key}.mean"
+        r2, mae = r_squared(accuracy, said), float(np.abs(accuracy - said).mean())
+        scores = [shown(f"{key}.r2", decimal(r2)), shown(f"{key}.mae", decimal(mae))]
         texts = [NOTHING, NOTHING, *scores, NOTHING, NOTHING, NOTHING]
         rows.append(_row(f"<i>{ALWAYS_THE_MEAN}</i>", texts, "baseline"))
+        others = shown(f"{key}.networks", counted(always[1], "network"))
+        note += (
+            f" {ALWAYS_THE_MEAN}: {shown(f'{key}.said', percent(always[0]))}, the mean of {others} "
+            "outside the test part, predicted for every test network; it ranks nothing, so it has "
+            "no τ."
+        )
     head = ["Model", "Kendall’s τ", "Seeds together", "R²", "MAE", "In interval", "Parameters",
             "Worth examples"]  # fmt: skip
     caption = f"How well each model ranks the test networks · {quoted(zoo.label)}"
-    return table(caption, head, rows, "numbers sorts", _models_note(tested.key, always))
+    return table(caption, head, rows, "numbers sorts", note)
+
+
+MODELS_NOTE = (
+    "τ with its standard error over seeds, where there are several. Seeds together: τ of the "
+    "mean of all seeds’ predictions, which is what <code>tnfn predict</code> answers. MAE is "
+    "in units of accuracy: a hundredth is one percentage point. In interval: the share of test "
+    "networks inside their interval. Trees have no parameters to count. Worth examples: "
+    "accuracies measured on so many labelled examples would rank the test networks as well as "
+    "this τ, simulated with separate examples for each network: an upper bound."
+)
 
 
 def _worth(tested: HeldOut, run: Run) -> str:
@@ -118,39 +120,25 @@ def _worth(tested: HeldOut, run: Run) -> str:
     tau, model = finite(run.record.summary.get("tau")), tested.of(run)
     if tau is None or model is None:
         return NOTHING
-    networks = np.unique(np.concatenate([part.network for part in model.seeds]))
-    return examples_text(*worth_in_examples(tested.networks.accuracy[networks], [tau]))
+    accuracy = tested.networks.accuracy[model.mean.network]
+    return examples_text(*worth_in_examples(accuracy, [tau]))
 
 
-def _models_note(key: str, always: Baseline | None) -> str:
-    note = (
-        "τ with its standard error over seeds, where there are several. Seeds together: τ of the "
-        "mean of all seeds’ predictions, which is what <code>tnfn predict</code> answers. MAE is "
-        "in units of accuracy: a hundredth is one percentage point. In interval: the share of test "
-        "networks inside their interval. Trees have no parameters to count. Worth examples: "
-        "accuracies measured on so many labelled examples would rank the test networks as well as "
-        "this τ, simulated with separate examples for each network: an upper bound."
-    )
-    if always is not None:
-        mean = shown(f"{key}.mean.said", percent(always.predicted))
-        others = shown(f"{key}.mean.networks", counted(always.networks, "network"))
-        note += (
-            f" {ALWAYS_THE_MEAN}: {mean}, the mean of {others} outside the test part, predicted "
-            "for every test network; it ranks nothing, so it has no τ."
-        )
-    return note
+def _calibration(tested: HeldOut) -> str:
+    """Coverage of intervals on test networks, misses on each side, and widths.
 
-
-def calibration_table(tested: HeldOut) -> str:
-    """Coverage of intervals on test networks, misses on each side, and widths."""
-    rows = []
+    Before the table a warning for each model whose intervals hold for significantly less than they
+    aim at.
+    """
+    rows, warnings = [], ""
     for index, run in enumerate(tested.zoo.finished):
-        held, summary = calibration(tested, run), run.record.summary
+        held, summary = tested.coverage(run), run.record.summary
         if held is None:
             continue
-        reach = finite(summary.get("radius"))
+        reach, aim = (finite(summary.get(name)) for name in ("radius", "level"))
+        key = f"{tested.key}.m{index}"
         cells = {
-            "aim": percent(summary.get("level")),
+            "aim": percent(aim),
             "inside": percent(held.inside),
             "below": percent(held.below),
             "above": percent(held.above),
@@ -158,8 +146,22 @@ def calibration_table(tested: HeldOut) -> str:
             "reach": NOTHING if reach is None else f"± {points(reach)}",
             "recorded": percent(summary.get("coverage")),
         }
-        at = f"{tested.key}.m{index}.calibration"
-        rows.append(_row(quoted(run.name), _numbers(at, cells)))
+        rows.append(_row(quoted(run.name), _numbers(f"{key}.calibration", cells)))
+        if aim is None or held.sampled[1] >= aim:
+            continue
+        texts = {
+            "aim": percent(aim),
+            "inside": percent(held.inside),
+            "networks": counted(held.networks, "test network"),
+            "sampled": " to ".join(percent(end) for end in held.sampled),
+        }
+        text = {name: shown(f"{key}.short.{name}", text) for name, text in texts.items()}
+        warnings += (
+            '<p class="note warning">Calibrated on validation networks, the intervals of '
+            f"<b>{quoted(run.name)}</b> are too narrow: they aim at {text['aim']} and held "
+            f"{text['inside']} of {text['networks']} (<span data-quoted>95 %</span> interval of "
+            f"that share: {text['sampled']}).</p>"
+        )
     if not rows:
         return ""
     head = ["Model", "Aim", "In interval", "True is below", "True is above", "Mean width",
@@ -172,31 +174,7 @@ def calibration_table(tested: HeldOut) -> str:
         "often they held on random halves, as the run recorded it."
     )
     caption = f"How often the intervals hold · {quoted(tested.zoo.label)}"
-    return table(caption, head, rows, "numbers", note)
-
-
-def too_narrow(tested: HeldOut) -> str:
-    """A warning for each model whose intervals hold for significantly less than they aim at."""
-    warnings = ""
-    for index, run in enumerate(tested.zoo.finished):
-        held, level = calibration(tested, run), finite(run.record.summary.get("level"))
-        if held is None or not held.falls_short(level):
-            continue
-        texts = {
-            "aim": percent(level),
-            "inside": percent(held.inside),
-            "networks": counted(held.networks, "test network"),
-            "sampled": " to ".join(percent(end) for end in held.sampled),
-        }
-        at = f"{tested.key}.m{index}.short"
-        text = {name: shown(f"{at}.{name}", text) for name, text in texts.items()}
-        warnings += (
-            '<p class="note warning">Calibrated on validation networks, the intervals of '
-            f"<b>{quoted(run.name)}</b> are too narrow: they aim at {text['aim']} and held "
-            f"{text['inside']} of {text['networks']} (<span data-quoted>95 %</span> interval of "
-            f"that share: {text['sampled']}).</p>"
-        )
-    return warnings
+    return warnings + table(caption, head, rows, "numbers", note)
 
 
 def paper_table(key: str, view: TableView) -> str:
@@ -225,54 +203,61 @@ def paper_table(key: str, view: TableView) -> str:
     return table(caption, head, rows, "numbers beside", note)
 
 
-def group_table(key: str, groups: GroupTable, what: str, *, share: bool = False) -> str:
-    """Values by groups of networks; darker for larger errors, or smaller shares."""
-    known = [value for _, row in groups.rows for value in row if value is not None]
-    top = max((1 - value if share else value for value in known), default=0.0) or 1.0
-    rows = []
-    for index, (name, values) in enumerate(groups.rows):
-        cells = ""
-        for column, value in enumerate(values):
-            if value is None:
-                cells += f"<td>{NOTHING}</td>"
-                continue
-            heat = 100 * (1 - value if share else value) / top
-            text = shown(f"{key}.r{index}.c{column}", percent(value) if share else decimal(value))
-            cells += f'<td class="heat" style="--heat:{heat:.0f}%">{text}</td>'
-        first = f"<i>{name}</i>" if name == ALWAYS_THE_MEAN else quoted(name)
-        rows.append(f'<tr><th scope="row">{first}</th>{cells}</tr>')
-    head = ["Model"] + [
-        f"{shown(f'{key}.label{i}', escape(group.label))}"
-        f'<span class="count">n = {shown(f"{key}.n{i}", f"{group.count:,}")}</span>'
-        for i, group in enumerate(groups.grouping.groups)
-    ]
-    caption = f"{what} by {escape(groups.grouping.title)}, n networks"
-    return table(caption, head, rows, "numbers")
+def _by_group(
+    tested: HeldOut, kind: str, what: str, rows_of: Callable[[dict[str, np.ndarray]], Rows]
+) -> str:
+    """A table for each grouping of the networks; darker for larger errors, or smaller shares."""
+    tables, share = "", kind == "inside"
+    text = percent if share else decimal
+    for number, (title, groups) in enumerate(tested.groupings.items()):
+        key, found, rows = f"{tested.key}.{kind}{number}", rows_of(groups), []
+        heat = {value: 1 - value if share else value
+                for _, row in found for value in row if value is not None}  # fmt: skip
+        top = max(heat.values(), default=0.0) or 1.0
+        for r, (name, values) in enumerate(found):
+            cells = "".join(
+                f"<td>{NOTHING}</td>"
+                if value is None
+                else f'<td class="heat" style="--heat:{100 * heat[value] / top:.0f}%">'
+                f"{shown(f'{key}.r{r}.c{c}', text(value))}</td>"
+                for c, value in enumerate(values)
+            )
+            first = f"<i>{name}</i>" if name == ALWAYS_THE_MEAN else quoted(name)
+            rows.append(f'<tr><th scope="row">{first}</th>{cells}</tr>')
+        head = ["Model"] + [
+            f"{shown(f'{key}.label{i}', escape(label))}"
+            f'<span class="count">n = {shown(f"{key}.n{i}", f"{member.sum():,}")}</span>'
+            for i, (label, member) in enumerate(groups.items())
+        ]
+        tables += (
+            f"<div>{table(f'{what} by {escape(title)}, n networks', head, rows, 'numbers')}</div>"
+        )
+    return f'<div class="pair">{tables}</div>'
 
 
-def worst_table(key: str, name: str, zoo: str, networks: list[WorstNetwork]) -> str:
+def _worst_table(key: str, tested: HeldOut, model: Tested) -> str:
     """The networks with the largest errors, named as ``tnfn predict`` reads them."""
-    rows = []
-    for index, network in enumerate(networks):
-        bounds = np.isfinite(network.low) and np.isfinite(network.high)
-        low, high = (fixed(100 * end, 1) if bounds else "" for end in (network.low, network.high))
-        missed = ' class="missed" title="outside the interval"' if network.outside else ""
-        error = fixed(100 * network.error, 1)
+    rows, networks, mean = [], tested.networks, model.mean
+    for index, i in enumerate(tested.worst(model)):
+        n, said = int(mean.network[i]), float(mean.predicted[i])
+        true, low, high = float(networks.accuracy[n]), float(mean.low[i]), float(mean.high[i])
+        missed = "" if low <= true <= high else ' class="missed" title="outside the interval"'
+        interval = f"<span{missed}>{fixed(100 * low, 1)}–{fixed(100 * high, 1)} %</span>"
+        error, run = fixed(100 * (said - true), 1), networks.run[n]
         cells = {
-            "run": NOTHING if network.run is None else escape(str(network.run)),
-            "true": percent(network.accuracy),
-            "predicted": percent(network.predicted),
-            "interval": f"<span{missed}>{low}–{high} %</span>" if bounds else NOTHING,
+            "run": NOTHING if run is None else escape(str(run)),
+            "true": percent(true),
+            "predicted": percent(said),
+            "interval": interval if mean.bounded[i] else NOTHING,
             "error": f"<b>{error if error.startswith('−') else f'+{error}'}</b>",
-            **{name: escape(setting(value)) for name, value in network.configuration.items()},
+            **{k: escape(setting(networks.configuration[k][n])) for k in networks.settings},
         }
-        at = f"{key}.w{index}"
-        name_of = escape(network_name(zoo, network.place, network.run))
-        first = shown(f"{at}.id", f"<code>{name_of}</code>")
-        rows.append(_row(first, _numbers(at, cells)))
+        name = escape(network_name(tested.reference, networks.place[n], run))
+        first = shown(f"{key}.w{index}.id", f"<code>{name}</code>")
+        rows.append(_row(first, _numbers(f"{key}.w{index}", cells)))
     head = ["Network", "Run", "True", "Predicted", "Interval", "Error (points)",
-            *(HEADINGS[name] for name in networks[0].configuration)]  # fmt: skip
-    caption = f"Worst networks of {quoted(name)}, means over the seeds that tested them"
+            *(HEADINGS[name] for name in networks.settings)]  # fmt: skip
+    caption = f"Worst networks of {quoted(model.run.name)}, means over the seeds that tested them"
     return table(caption, head, rows, "numbers sorts")
 
 
@@ -321,48 +306,35 @@ def protocol_table(runs: list[Run]) -> str:
 
 def intervals(tested: HeldOut) -> str:
     """Coverage of the intervals of each model, and by groups of networks."""
-    counted = calibration_table(tested)
-    if not counted:
-        return ""
-    shares = [inside_table(tested, grouping) for grouping in groupings(tested)]
-    heat = _side_by_side(f"{tested.key}.inside", shares, "In interval", share=True)
-    return f'<div class="block">{too_narrow(tested)}{counted}</div>{heat}'
-
-
-def _side_by_side(key: str, tables: list[GroupTable], what: str, *, share: bool = False) -> str:
-    inner = "".join(
-        f"<div>{group_table(f'{key}{i}', each, what, share=share)}</div>"
-        for i, each in enumerate(tables)
-    )
-    return f'<div class="pair">{inner}</div>'
+    counted = _calibration(tested)
+    heat = _by_group(tested, "inside", "In interval", tested.coverages) if counted else ""
+    return f'<div class="block">{counted}</div>{heat}' if counted else ""
 
 
 def failures(tested: HeldOut) -> str:
     """Errors by group, then the worst networks of each model."""
     if not tested.models:
         return ""
-    key, choice = tested.key, f"worst-{tested.index}"
-    errors = [error_table(tested, grouping) for grouping in groupings(tested)]
-    options, worst = "", ""
+    choice, options, worst = f"worst-{tested.index}", "", ""
     for i, model in enumerate(tested.models):
-        at = f"{key}.m{tested.zoo.finished.index(model.run)}"
-        networks = worst_networks(tested, model)
+        at = f"{tested.key}.m{tested.zoo.finished.index(model.run)}"
         options += f'<option value="{i}">{escape(model.run.name)}</option>'
         worst += (
             f'<div class="choice" data-choice="{i}"{" hidden" if i else ""}>'
-            f"{worst_table(at, model.run.name, tested.reference, networks)}"
-            f"{_predict_command(model.run, tested.reference, networks)}</div>"
+            f"{_worst_table(at, tested, model)}{_predict_command(tested, model)}</div>"
         )
     return (
-        f"{_side_by_side(f'{key}.error', errors, 'Mean absolute error')}"
+        f"{_by_group(tested, 'error', 'Mean absolute error', tested.errors)}"
         f'<div class="chooser"><label for="{choice}">Worst networks of</label> '
         f'<select id="{choice}">{options}</select>{worst}</div>'
     )
 
 
-def _predict_command(run: Run, reference: str, networks: list[WorstNetwork]) -> str:
-    """The command that predicts the first network of a table."""
-    if any(network.place is None for network in networks):
+def _predict_command(tested: HeldOut, model: Tested) -> str:
+    """The command that predicts the first of a model's worst networks."""
+    run, worst = model.run, model.mean.network[tested.worst(model)]
+    places = [tested.networks.place[n] for n in worst]
+    if None in places:
         text = (
             "The runs count the rows of the zoo differently, so networks are named by their "
             "training: <code>tnfn report --zoo</code> finds their rows."
@@ -370,7 +342,7 @@ def _predict_command(run: Run, reference: str, networks: list[WorstNetwork]) -> 
         return f'<p class="note">{text}</p>'
     kept = any((run.folder / f"seed-{seed.get('seed')}").is_dir() for seed in run.record.seeds)
     folder = shlex.quote(str(run.folder)) if kept else "RUN"
-    command = f"tnfn predict {folder} {network_name(reference, networks[0].place)}"
+    command = f"tnfn predict {folder} {network_name(tested.reference, places[0])}"
     text = f"A network is named as <code>predict</code> takes it: <code>{quoted(command)}</code>."
     if not kept:
         text += " This run kept no predictors; RUN is one that did."
