@@ -12,7 +12,6 @@ from transformer_nfn.paper.table_text import (
     curve_lines,
     lay_out,
     markdown_table,
-    mean_tau,
 )
 from transformer_nfn.paper.tables import table_cells
 from transformer_nfn.prediction.runs import RunError, RunRecord
@@ -186,8 +185,15 @@ def test_rows_give_the_table_that_their_records_gave():
     text = markdown_table("table1", cells)
     assert "StatNN, authors' layers" in text
     assert markdown_table("table1", records_of(result_rows(cells))) == text
-    disguised = record("augmentation", "mlp", "[-1,1]", 0.84, zoo={**zoo, "task": "ag_news"},
-                       seeds=seeds[1:2], summary={"tau": 0.84, "agreement": {"float32": 0.25}})
+    disguised = record(
+        "augmentation",
+        "mlp",
+        "[-1,1]",
+        0.84,
+        zoo={**zoo, "task": "ag_news"},
+        seeds=seeds[1:2],
+        summary={"tau": 0.84, "agreement": {"float32": 0.25}},
+    )
     text = markdown_table("table7", [disguised])
     assert "float32 max 2.5e-01" in text
     assert markdown_table("table7", records_of(result_rows([disguised]))) == text
@@ -204,8 +210,8 @@ def test_lines_of_a_learning_curve_have_the_points_there_are():
     ]
     (view,) = lay_out("learning-curve", cells)
     lines = {
-        row: [(record.selection["train"], *mean_tau(record)) for record in records]
-        for row, records in curve_lines(view).items()
+        row: [(cell.record.selection["train"], cell.value, cell.error) for cell in cells]
+        for row, cells in curve_lines(view).items()
     }
     assert lines == {
         "statnn": [(64, 0.4, 0.01), (300, 0.7, None)],

@@ -610,8 +610,8 @@ def _sizes(held: Held, study: Study) -> list[dict[str, Any]]:
     curve = study.curves.get(held.zoo.label)
     lines = held.zoo.by_size() if curve is None else curve_lines(curve)
     marks, sizes = [], set()
-    for model, records in lines.items():
-        for record in records:
+    for model, cells in lines.items():
+        for record in (cell.record for cell in cells):
             train = record.selection["train"]
             sizes.add(train)
             marks.append(_mark(model_name(model), [train, *with_error(_taus(record.seeds))]))

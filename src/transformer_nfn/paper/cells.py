@@ -195,10 +195,8 @@ def fill_cells(
     found: dict[str, RunRecord] = {}
     if engine == "ray":
         filled = _on_ray(zoo_path, cells, out, device, address)
-    elif jobs == 1:
-        filled = _here(zoo_path, cells, out, device, end, told)
     else:
-        filled = _side_by_side(zoo_path, cells, out, device, end, jobs)
+        filled = _here(zoo_path, cells, out, device, end, jobs, told)
     for cell, record in filled:
         found[cell.folder] = record
         if told is not None:
@@ -207,51 +205,39 @@ def fill_cells(
     return [found[cell.folder] for cell in cells if cell.folder in found]
 
 
-def _may_begin(cell: Cell, out: Path, end: float | None) -> bool:
-    """Whether there is time for a cell, or it is there already."""
-    return (
-        end is None or time.monotonic() < end or (out / "cells" / cell.folder / RUN_FILE).is_file()
-    )
-
-
 Filled = Iterator[tuple[Cell, RunRecord]]
+_read_once = lru_cache(maxsize=1)(cell_networks)
 
 
 def _here(
-    zoo_path: Path, cells: Sequence[Cell], out: Path, device: str, end: float | None,
+    zoo_path: Path, cells: Sequence[Cell], out: Path, device: str, end: float | None, jobs: int,
     told: Told | None,
 ) -> Filled:  # fmt: skip
-    read = lru_cache(maxsize=1)(cell_networks)
-    for cell in cells:
-        if _may_begin(cell, out, end):
-            report = None if told is None else partial(told, cell)
-            yield cell, fill_cell(zoo_path, cell, out, device=device, read=read, report=report)
-
-
-def _side_by_side(
-    zoo_path: Path, cells: Sequence[Cell], out: Path, device: str, end: float | None, jobs: int
-) -> Filled:
+    """One after another in this process, or side by side in several."""
+    fill = partial(_fill_in_time, zoo_path, out=out, device=device, end=end)
     with worker_pool(LIBRARIES, jobs) as pool:
         if pool is None:
-            yield from _here(zoo_path, cells, out, device, end, None)
+            _read_once.cache_clear()  # the zoo may be another one by now
+            for cell in cells:
+                report = None if told is None else partial(told, cell)
+                if (record := fill(cell, report=report)) is not None:
+                    yield cell, record
             return
-        waiting = {
-            pool.submit(_fill_in_time, zoo_path, cell, out, device, end): cell for cell in cells
-        }
+        waiting = {pool.submit(fill, cell): cell for cell in cells}
         for done in as_completed(waiting):
             if (record := done.result()) is not None:
                 yield waiting[done], record
 
 
-_read_once = lru_cache(maxsize=1)(cell_networks)  # of a worker, which ends with its list of cells
-
-
 def _fill_in_time(
-    zoo_path: Path, cell: Cell, out: Path, device: str, end: float | None
-) -> RunRecord | None:
-    if not _may_begin(cell, out, end):
-        return None
-    return fill_cell(zoo_path, cell, out, device=device, read=_read_once)
+    zoo_path: Path, cell: Cell, out: Path, device: str, end: float | None,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> RunRecord | None:  # fmt: skip
+    """Fill a cell if there is time for it, or it is there already."""
+    there = (out / "cells" / cell.folder / RUN_FILE).is_file()
+    if end is None or time.monotonic() < end or there:
+        return fill_cell(zoo_path, cell, out, device=device, read=_read_once, report=report)
+    return None
 
 
 def _on_ray(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from transformer_nfn.paper.numbers import (
     WHOLE,
 )
 from transformer_nfn.paper.table_text import (
+    OurCell,
     TableView,
     check_topic,
-    highest_first,
+    curve_lines,
     lay_out,
     mean_tau,
     place,
@@ -182,24 +183,20 @@ class ZooStudy:
         """A run whose record describes the zoo."""
         return self.best or (self.main or self.runs)[0]
 
-    def by_size(self) -> dict[str, list[RunRecord]]:
+    def by_size(self) -> dict[str, list[OurCell]]:
         """Runs of each model by number of training networks, where there are several.
 
-        In the order of `highest_first`.
+        In the order of `curve_lines`.
         """
-        if not self.main:
-            return {}
-        by_model: dict[str, dict[int, RunRecord]] = {}
-        sample = self.main[0].sample
-        for run in [*self.runs, *self.main]:
+        placed = []
+        for run in (*self.runs, *self.main):
             train = run.record.selection.get("train")
-            known = mean_tau(run.record)[0] is not None
-            if known and run.sample == sample and train and not _varies(run):
-                by_model.setdefault(run.record.model, {})[train] = run.record
-        sizes = {train for runs in by_model.values() for train in runs}
-        if len(sizes) < 2:
-            return {}
-        return highest_first({m: [runs[n] for n in sorted(runs)] for m, runs in by_model.items()})
+            if train and self.main and run.sample == self.main[0].sample and not _varies(run):
+                topic, row = LEARNING_CURVE.topic, run.record.model
+                place = {"table": topic, "row": row, "column": str(train)}
+                placed.append(replace(run.record, table=place))
+        (view,) = lay_out(LEARNING_CURVE.name, placed)
+        return curve_lines(view) if len({column for _, column in view.ours}) > 1 else {}
 
 
 @dataclass(frozen=True)

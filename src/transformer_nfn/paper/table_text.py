@@ -83,6 +83,11 @@ class TableView:
     columns: dict[str, str]
     ours: dict[tuple[str, str], OurCell] = field(default_factory=dict)
 
+    @staticmethod
+    def of(paper: PaperTable, zoo: str = "") -> TableView:
+        """The table without a cell of ours."""
+        return TableView(paper, zoo, dict(paper.rows), dict(paper.columns))
+
     def best(self, column: str) -> set[str]:
         """Rows with the highest τ of the column, as printed."""
         if column in (CHANGE, "parameters") or self.paper.quantity != "tau":
@@ -102,7 +107,22 @@ class TableView:
 
     def lines(self) -> list[str]:
         """The table in Markdown: our row, and under it the paper's."""
-        return _lines(self)
+        # Whose number it is, where there is more than ours.
+        whose = [""] if self.paper.printed else []
+        rows = []
+        for row, label in self.rows.items():
+            ours, theirs = [_escape(label), *(["here"] if whose else [])], ["", "paper"]
+            for column in self.columns:
+                text = _short(self.ours.get((row, column)))
+                ours.append(f"**{text}**" if row in self.best(column) else text)
+                printed = self.paper.cell(row, column)
+                theirs.append(f"*{printed.text}*" if printed else NOTHING)
+            rows.append(ours)
+            if together := self.together(row):
+                rows.append([*whose, SEEDS_TOGETHER, *together])
+            if any(text != NOTHING for text in theirs[2:]):
+                rows.append(theirs)
+        return markdown_rows([self.paper.corner, *whose], self.columns.values(), rows)
 
     @property
     def notes(self) -> list[str]:
@@ -122,10 +142,11 @@ class TableView:
         """A sentence for each row whose predictions for gU and U were compared."""
         found = []
         for row, label in self.rows.items():
-            apart = [_agreement(cell.record) for (at, _), cell in self.ours.items() if at == row]
+            cells = [cell for (at, _), cell in self.ours.items() if at == row]
             parts = []
             for dtype in ("float32", "float64"):
-                known = [a[dtype] for a in apart if a.get(dtype) is not None]
+                apart = [(cell.record.summary.get("agreement") or {}).get(dtype) for cell in cells]
+                known = [value for value in apart if value is not None]
                 parts += [f"{dtype} max {max(known):.1e}"] if known else []
             if parts:
                 found.append(f"{label}, predictions for gU and U: {', '.join(parts)}")
@@ -157,7 +178,7 @@ def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
         zoo = zoo_label(record)
         if paper.by_task:
             zoo = (zoo_seeds(record) or "") if paper.quantity == "tau" else ""
-        view = views.setdefault(zoo, _empty(paper, zoo))
+        view = views.setdefault(zoo, TableView.of(paper, zoo))
         for row, column, cell in _cells_of(paper, record):
             view.rows.setdefault(row, model_name(row))
             label = task_title(column)
@@ -174,7 +195,7 @@ def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
             _add_changes(view)
         elif name == LEARNING_CURVE.name:
             _arrange_curve(view)
-    return list(views.values()) or [_empty(paper, "")]
+    return list(views.values()) or [TableView.of(paper)]
 
 
 def finite(value: Any) -> float | None:
@@ -230,11 +251,14 @@ def zoo_size(zoo: Mapping[str, Any]) -> int | None:
 
 def markdown_table(name: str, records: list[RunRecord]) -> str:
     """A table in Markdown: our row, and under it the paper's."""
-    return "\n".join(_markdown(view) for view in lay_out(name, records))
-
-
-def _empty(paper: PaperTable, zoo: str) -> TableView:
-    return TableView(paper, zoo, dict(paper.rows), dict(paper.columns))
+    lines = []
+    for view in lay_out(name, records):
+        paper, notes = view.paper, [f"- {note}" for note in view.notes]
+        zoo = f" Here: {view.zoo}." if view.zoo else ""
+        source = f" Paper: {paper.zoo}." if paper.printed else ""
+        lines += [f"**{paper.heading}. {paper.title}.**{zoo}{source}", "", *view.lines(), ""]
+        lines += [*notes, ""] if notes else []
+    return "\n".join(lines)
 
 
 def _cells_of(paper: PaperTable, record: RunRecord) -> list[tuple[str, str, OurCell]]:
@@ -292,12 +316,6 @@ def _count_cell(record: RunRecord, count: int | None) -> OurCell:
     return OurCell(record, count, None, NOTHING if count is None else f"{count:,}")
 
 
-def _agreement(record: RunRecord) -> Mapping[str, Any]:
-    """The agreement measured by `paper.cells.agreement`; empty where there is none."""
-    found: Mapping[str, Any] = record.summary.get("agreement") or {}
-    return found
-
-
 def best_keys(values: Mapping[Key, float | None], *, lowest: bool = False) -> set[Key]:
     """Keys of the highest value as printed; none where there is nothing to compare."""
     known = {key: round(value, 3) for key, value in values.items() if value is not None}
@@ -308,21 +326,21 @@ def best_keys(values: Mapping[Key, float | None], *, lowest: bool = False) -> se
 
 
 def _add_changes(view: TableView) -> None:
+    """The lead of Transformer-NFN in each column, and the largest change of each row."""
+    values = {at: cell.value for at, cell in view.ours.items() if cell.value is not None}
     for column in view.columns:
-        found = {row: view.ours[row, column] for row in view.rows if (row, column) in view.ours}
-        ours = found.pop(NFN, None)
-        others = (found[row].value for row in view.paper.printed if row in found)
+        others = (values.get((row, column)) for row in view.paper.printed if row != NFN)
         known = [value for value in others if value is not None]
-        if known and ours is not None and ours.value is not None:
-            record, gap = replace(ours.record, summary={}), ours.value - max(known)
+        if known and (NFN, column) in values:
+            gap = values[GAP, column] = values[NFN, column] - max(known)
+            record = replace(view.ours[NFN, column].record, summary={})
             view.ours[GAP, column] = OurCell(record, gap, None, mean_text(gap))
-    view.columns |= CHANGES
     for row in view.rows:
-        cells = [view.ours.get((row, column)) for column in view.paper.columns]
-        change = largest_change([cell.value if cell else None for cell in cells])
+        change = largest_change([values.get((row, column)) for column in view.columns])
         if change is not None:
-            record = next(cell.record for cell in cells if cell)
+            record = next(cell.record for (at, _), cell in view.ours.items() if at == row)
             view.ours[row, CHANGE] = OurCell(record, change.value, None, change.text)
+    view.columns |= CHANGES
 
 
 def _arrange_curve(view: TableView) -> None:
@@ -338,35 +356,6 @@ def _arrange_curve(view: TableView) -> None:
         train = cell.record.selection.get("train")
         if column == ALL_NETWORKS and isinstance(train, int):
             view.columns[column] = f"All {train:,}"
-
-
-def _markdown(view: TableView) -> str:
-    paper = view.paper
-    zoo = f" Here: {view.zoo}." if view.zoo else ""
-    source = f" Paper: {paper.zoo}." if paper.printed else ""
-    notes = [f"- {note}" for note in view.notes]
-    heading = f"**{paper.heading}. {paper.title}.**{zoo}{source}"
-    return "\n".join([heading, "", *view.lines(), "", *notes, *([""] if notes else [])])
-
-
-def _lines(view: TableView) -> list[str]:
-    paper = view.paper
-    # Whose number it is, where there is more than ours.
-    whose = [""] if paper.printed else []
-    rows = []
-    for row, label in view.rows.items():
-        ours, theirs = [_escape(label), *(["here"] if whose else [])], ["", "paper"]
-        for column in view.columns:
-            text = _short(view.ours.get((row, column)))
-            ours.append(f"**{text}**" if row in view.best(column) else text)
-            printed = view.paper.cell(row, column)
-            theirs.append(f"*{printed.text}*" if printed else NOTHING)
-        rows.append(ours)
-        if together := view.together(row):
-            rows.append([*whose, SEEDS_TOGETHER, *together])
-        if any(text != NOTHING for text in theirs[2:]):
-            rows.append(theirs)
-    return markdown_rows([paper.corner, *whose], view.columns.values(), rows)
 
 
 def markdown_rows(
@@ -389,16 +378,11 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
-def curve_lines(view: TableView) -> dict[str, list[RunRecord]]:
-    """Runs of each model by number of networks, `highest_first`."""
-    lines: dict[str, list[RunRecord]] = {}
+def curve_lines(view: TableView) -> dict[str, list[OurCell]]:
+    """Cells of each model by number of networks, the model with the highest τ at its end first."""
+    lines: dict[str, list[OurCell]] = {}
     for row, column in itertools.product(view.rows, view.columns):
         cell = view.ours.get((row, column))
         if cell and cell.value is not None and isinstance(cell.record.selection.get("train"), int):
-            lines.setdefault(row, []).append(cell.record)
-    return highest_first(lines)
-
-
-def highest_first(lines: Mapping[str, list[RunRecord]]) -> dict[str, list[RunRecord]]:
-    """The same lines, that with the highest τ at its end first."""
-    return dict(sorted(lines.items(), key=lambda line: -line[1][-1].summary["tau"]))
+            lines.setdefault(row, []).append(cell)
+    return dict(sorted(lines.items(), key=lambda line: -(line[1][-1].value or 0.0)))

@@ -20,8 +20,8 @@ from transformer_nfn.paper.numbers import (
     LEARNING_CURVE,
     LEFT_OUT,
     MIXED,
+    NFN,
     TABLE_1,
-    TABLE_2,
     TABLE_3,
     TABLE_5,
     TABLE_6,
@@ -167,46 +167,33 @@ def table_cells(
             f"{home.name}"
         )
     topic = table.topic
-    chosen = tuple(models) if models is not None else (*PAPER_MODELS, *EXTRA_MODELS)
     text = task in KNOWN_TASKS and not KNOWN_TASKS[task].patch
-    if table in (TABLE_1, TABLE_2):
-        return [
-            model_cell(topic, model, column).with_selection(
-                min_accuracy=float(column.replace("all", "0"))
-            )
-            for column in table.columns
-            for model in chosen
-        ]
     if table is TABLE_3:
-        rows = [row for row in TABLE_3.rows if not (text and "embedding" in row)]
-        return [
-            Cell(topic, row, task, "transformer_nfn", {"components": row.split("+")})
-            for row in rows
-        ]
+        rows = [row for row in table.rows if not (text and "embedding" in row)]
+        return [Cell(topic, row, task, NFN, {"components": row.split("+")}) for row in rows]
     if table is TABLE_5:
-        return [
-            Cell(topic, row, "tau", "transformer_nfn", {"channels": json.loads(row)})
-            for row in table.rows
-        ]
-    if table is TRANSFER:
-        learners = (*PAPER_MODELS, *EXTRA_MODELS, *TRANSFERRED) if models is None else models
-        return [model_cell(topic, row, HOME, keep=True) for row in learners]
+        return [Cell(topic, row, "tau", NFN, {"channels": json.loads(row)}) for row in table.rows]
     if table is TABLE_6:
         return [Cell(topic, model, task, model, trained=False) for model in table.rows]
-    if table is TABLE_7:
-        bounds = [None, 0.0, 1.0, 10.0, 100.0]
-        return [
-            model_cell(topic, model, column, bound=bound)
-            for column, bound in zip(table.columns, bounds, strict=True)
-            for model in chosen
-        ]
-    if table is LEARNING_CURVE:
-        return [
-            model_cell(topic, model, column).with_selection(max_train=size)
-            for column, size in curve_sizes(train, sizes).items()
-            for model in chosen
-        ]
-    raise RunError(f"'{name}' has the cells of a mixed zoo, see zoo_cells")
+    chosen = tuple(models) if models is not None else (*PAPER_MODELS, *EXTRA_MODELS)
+    if table is TRANSFER:
+        learners = (*chosen, *TRANSFERRED) if models is None else chosen
+        return [model_cell(topic, row, HOME, keep=True) for row in learners]
+    columns: dict[str, dict[str, Any]] = {column: {} for column in table.columns}
+    bounds: dict[str, float | None] = {}
+    if topic == TABLE_1.topic:
+        columns = {c: {"min_accuracy": float(c.replace("all", "0"))} for c in columns}
+    elif table is TABLE_7:
+        bounds = dict(zip(columns, (None, 0.0, 1.0, 10.0, 100.0), strict=True))
+    elif table is LEARNING_CURVE:
+        columns = {c: {"max_train": size} for c, size in curve_sizes(train, sizes).items()}
+    else:
+        raise RunError(f"'{name}' has the cells of a mixed zoo, see zoo_cells")
+    return [
+        model_cell(topic, model, c, bound=bounds.get(c)).with_selection(**changes)
+        for c, changes in columns.items()
+        for model in chosen
+    ]
 
 
 def curve_sizes(train: int, only: Sequence[int | None] | None = None) -> dict[str, int | None]:

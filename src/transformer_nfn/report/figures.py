@@ -13,7 +13,7 @@ from transformer_nfn.io.files import write_text
 from transformer_nfn.models.predictor import model_name, model_place
 from transformer_nfn.paper.gather import Run, gather
 from transformer_nfn.paper.numbers import LEARNING_CURVE, mean_text
-from transformer_nfn.paper.table_text import curve_lines, finite, lay_out, mean_tau
+from transformer_nfn.paper.table_text import OurCell, curve_lines, finite, lay_out, mean_tau
 from transformer_nfn.prediction.runs import RUN_FILE, RunRecord
 from transformer_nfn.report.held_out import MILLION, OPTIMIZERS, HeldOut, Tested, held_out
 from transformer_nfn.report.number_text import (
@@ -212,15 +212,15 @@ def optimizers(part: HeldOut) -> list[tuple[str, str]]:
     return [(f"o{optimizer_kind(name)}", str(name)) for name in ordered]
 
 
-def sizes(by_model: Mapping[str, Sequence[RunRecord]], title: str) -> Plot:
+def sizes(by_model: Mapping[str, Sequence[OurCell]], title: str) -> Plot:
     """τ by number of training networks, with standard errors."""
     series = []
-    for model, records in by_model.items():
+    for model, cells in by_model.items():
         name, points = model_name(model), []
-        for record in records:
-            (tau, error), train = mean_tau(record), record.selection["train"]
-            words = [f"{train:,} training networks", f"τ {mean_text(tau, error)}"]
-            points.append((train, float(tau or 0.0), error, 4.0, words))
+        for cell in cells:
+            train = cell.record.selection["train"]
+            words = [f"{train:,} training networks", f"τ {mean_text(cell.value, cell.error)}"]
+            points.append((train, float(cell.value or 0.0), cell.error, 4.0, words))
         series.append(Series(name, color_of(model), [point[:2] for point in points], [], points))
     places = sorted({int(dot[0]) for each in series for dot in each.dots})
     about = f"{counted(len(series), 'model')}, {counted(len(places), 'size')}."
@@ -283,7 +283,7 @@ def learning_curve(records: list[RunRecord], stem: Path) -> list[Path]:
     return _curves(stem, {view.zoo: curve_lines(view) for view in views})
 
 
-def _curves(stem: Path, by_zoo: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> list[Path]:
+def _curves(stem: Path, by_zoo: Mapping[str, Mapping[str, Sequence[OurCell]]]) -> list[Path]:
     return _written(stem, [sheet([sizes(by, zoo)], 1, zoo) for zoo, by in by_zoo.items() if by])
 
 

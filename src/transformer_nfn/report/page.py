@@ -15,8 +15,8 @@ from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.files import write_text
 from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.paper.gather import ABOUT, Run, Study, gather
-from transformer_nfn.paper.table_text import curve_lines, zoo_seeds, zoo_size
-from transformer_nfn.prediction.runs import RunError, RunRecord
+from transformer_nfn.paper.table_text import OurCell, curve_lines, zoo_seeds, zoo_size
+from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.report import figures, tables
 from transformer_nfn.report.held_out import HeldOut, held_out, within_zoos
 from transformer_nfn.report.number_text import (
@@ -161,7 +161,7 @@ def _learning_curve(study: Study, part: HeldOut) -> str:
     return f'<div class="block">{chart}</div><div class="block">{table}</div>'
 
 
-def _sizes_figure(part: HeldOut, by_model: Mapping[str, Sequence[RunRecord]]) -> str:
+def _sizes_figure(part: HeldOut, by_model: Mapping[str, Sequence[OurCell]]) -> str:
     if not by_model:
         return ""
     caption = "τ against the number of networks trained on; bars are standard errors."
