@@ -21,8 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "nn"))
 
@@ -103,64 +101,6 @@ def medians(runs: dict[str, Callable[[], None]], rounds: int, device: str) -> di
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-class Traffic(TorchDispatchMode):
-    """Adds up the bytes that operations read and write, and counts them; views are free."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes, self.calls = 0, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        results = [x for x in _tensors(out) if x.numel()]
-        inputs = _tensors((args, kwargs or {}))
-        storages = {x.untyped_storage().data_ptr() for x in inputs}
-        fresh = [x for x in results if x.untyped_storage().data_ptr() not in storages]
-        writes = func.__name__.split(".")[0].endswith("_")
-        if fresh or writes:
-            self.calls += 1
-            self.bytes += sum(x.numel() * x.element_size() for x in (*inputs, *fresh))
-        return out
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, dict):
-        tree = tree.values()
-    if isinstance(tree, list | tuple | type({}.values())):
-        return [x for item in tree for x in _tensors(item)]
-    return []
-
-
-def ceilings(device: str) -> tuple[float, float]:
-    """Bytes a second of a large copy and operations a second of a large product, measured."""
-    big = 1 << (30 if device == "cuda" else 26)
-    x, y = torch.empty(big, device=device), torch.empty(big, device=device)
-    n = 8192 if device == "cuda" else 1024
-    a = torch.randn(n, n, device=device)
-
-    def copy() -> None:
-        y.copy_(x)
-
-    def product() -> None:
-        torch.mm(a, a)
-
-    times = medians({"copy": copy, "product": product}, 5, device)
-    return 2 * 4 * big / (times["copy"] / 1e3), 2 * n**3 / (times["product"] / 1e3)
-
-
-def roofline(model: nn.Module, step: Callable[[], None]) -> tuple[int, int, int]:
-    """Operations, bytes and calls of one training step."""
-    step()
-    with FlopCounterMode(display=False) as flops:
-        step()
-    with Traffic() as traffic:
-        step()
-    # The mode sees fused Adam as one call on lists: p, g, m, v read, p, m, v written.
-    return flops.get_total_flops(), traffic.bytes, traffic.calls
-
-
 def measure_peak(side: str, what: str) -> float:
     """MiB by which one side raises the peak memory of this process."""
     ours, paper = build("cpu")
@@ -209,9 +149,7 @@ def benchmark(device: str, rounds: int) -> dict[str, Any]:
     target = torch.rand(TRAIN, device=device)
     # Adam with torch's defaults on the literal side; its fused form on ours.
     theirs = torch.optim.Adam(paper.parameters(), 1e-3)
-    mine = torch.optim.Adam(
-        ours.parameters(), 1e-3, fused=True, capturable=device == "cuda"
-    )
+    mine = torch.optim.Adam(ours.parameters(), 1e-3, fused=True, capturable=device == "cuda")
     runs = {
         "literal step": training_step(paper, theirs, small, target),
         "our step": training_step(ours, mine, small, target),
@@ -232,8 +170,6 @@ def benchmark(device: str, rounds: int) -> dict[str, Any]:
             side, what = name.split()
             memory[name] = in_a_process(measure_peak, side, what)
     times = medians(runs, rounds, device)
-    flops, traffic, calls = roofline(*_on_cpu())
-    copy, product = ceilings(device)
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "threads": torch.get_num_threads(),
@@ -242,19 +178,7 @@ def benchmark(device: str, rounds: int) -> dict[str, Any]:
         "largest difference": worst,
         "milliseconds": times,
         "peak MiB": memory,
-        "flops": flops,
-        "bytes": traffic,
-        "calls": calls,
-        "bytes a second": copy,
-        "flops a second": product,
     }
-
-
-def _on_cpu() -> tuple[nn.Module, Callable[[], None]]:
-    ours, _ = build("cpu")
-    optimiser = torch.optim.Adam(ours.parameters(), 1e-3, fused=True)
-    given = networks(ours, TRAIN, "cpu")
-    return ours, training_step(ours, optimiser, given, torch.rand(TRAIN))
 
 
 def report(found: dict[str, Any]) -> str:
@@ -277,21 +201,6 @@ def report(found: dict[str, Any]) -> str:
         if mine in table:
             ratio = table[theirs] / table[mine] if table[mine] else float("inf")
             lines.append(f"{label:36}{table[theirs]:12.2f}{table[mine]:12.2f}{ratio:8.1f}")
-    floor_bytes = found["bytes"] / found["bytes a second"] * 1e3
-    floor_flops = found["flops"] / found["flops a second"] * 1e3
-    step = times.get("our step, graph", times["our step"])
-    lines += [
-        "",
-        f"Where the time of our step goes: it does {found['flops'] / 1e6:.0f} Mflop "
-        f"({floor_flops:.2f} ms at the measured {found['flops a second'] / 1e9:.0f} Gflop/s of a "
-        f"large product) and moves {found['bytes'] / 1e6:.0f} MB "
-        f"({floor_bytes:.2f} ms at the measured {found['bytes a second'] / 1e9:.0f} GB/s of a "
-        f"large copy; less what stays in the cache) in {found['calls']} operations. Of "
-        f"{step:.2f} ms the larger floor explains {max(floor_bytes, floor_flops) / step:.0%}; "
-        f"the rest is the start of operations, "
-        f"{(step - max(floor_bytes, floor_flops)) / found['calls'] * 1e3:.1f} µs each, and small "
-        f"products below the ceiling.",
-    ]
     return "\n".join(lines)
 
 
