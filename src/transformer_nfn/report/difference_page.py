@@ -15,7 +15,8 @@ from transformer_nfn.checkpoints.differences.result import (
     difference_figure,
 )
 from transformer_nfn.io.files import write_text
-from transformer_nfn.report.page import page_head
+from transformer_nfn.report.page import html_page
+from transformer_nfn.report.tables import table
 
 
 def write_difference_page(
@@ -35,19 +36,11 @@ def write_difference_page(
     if difference.changes:
         body += f"<section><h2>By block and tensor</h2>{_figure(difference)}</section>"
         body += f"<section><h2>All numbers</h2>{_table(difference)}</section>"
-    written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    page = f"""{page_head(title)}<body>
-<header class="top"><div class="inner">
-<p class="kicker">transformer-nfn · diff</p>
-<h1>{title}</h1>
-</div></header>
-<main class="inner">
-{body}</main>
-<footer class="inner"><p>Written {written} by transformer-nfn {escape(__version__)}. A change is
-relative to A, after B was brought into A’s bases.</p></footer>
-</body>
-</html>
-"""
+    footer = (
+        f"Written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by transformer-nfn {escape(__version__)}. "
+        "A change is relative to A, after B was brought into A’s bases."
+    )
+    page = html_page(title=title, kicker="diff", heading=title, body=body, footer=footer)
     write_text(Path(out), page)
 
 
@@ -60,14 +53,12 @@ def _figure(difference: Difference) -> str:
 
 def _table(difference: Difference) -> str:
     blocks, tensors, cells = difference.grid()
-    head = "".join(f"<th>{escape(ROLES[t])}</th>" for t in tensors)
+    head = [escape(ROLES[t]) for t in tensors]
     rows = []
     for block in blocks:
         row = "".join(f"<td>{change_text(cells.get((block, t)))}</td>" for t in tensors)
         rows.append(f"<tr><th>{escape(block)}</th>{row}</tr>")
     others = "".join(f"<li>{escape(c.name)}: {change_text(c)}</li>" for c in difference.others())
-    return (
-        f'<div class="scroll"><table><thead><tr><th>block</th>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div><ul>{others}</ul>"
-        "<p>r: rank of a change of low rank; -: no more than rounding explains.</p>"
-    )
+    changes = table("Relative changes", ["block", *head], rows)
+    note = "r: rank of a change of low rank; -: no more than rounding explains."
+    return f"{changes}<ul>{others}</ul><p>{note}</p>"

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from html import escape
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from transformer_nfn import __version__
@@ -29,12 +30,6 @@ from transformer_nfn.report.number_text import (
     threshold,
 )
 from transformer_nfn.report.plot import SYMBOLS, Plot, asset, tag
-
-# Nothing may be loaded, whatever a name in a record tries.
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "img-src data:; base-uri 'none'; form-action 'none'"
-)
 
 
 def write_report(
@@ -84,42 +79,30 @@ def _page(study: Study, parts: Sequence[HeldOut], command: str) -> str:
         f'<h2 id="{key}-title">{title}</h2>{content}</section>'
         for key, title, content in present
     )
-    return f"""{page_head(f"Accuracy from weights · {escape(_zoo_names(study))}")}<body>
-<header class="top"><div class="inner">
-<p class="kicker">transformer-nfn · report</p>
-<h1>How accurate is a network, <em>judging by its weights</em>?</h1>
-<p class="lede">{_lede(study)}</p>
-</div></header>
-<nav aria-label="Sections"><div class="inner"><button type="button" class="fold" \
-aria-expanded="false" aria-controls="sections">Sections</button>\
-<div class="links" id="sections">{links}</div></div></nav>
-<main class="inner">
-{body}</main>
-<footer class="inner"><p>Written {quoted(f"{written:%Y-%m-%d %H:%M} UTC")} by transformer-nfn \
-{quoted(__version__)} from {shown("folders", f"{len(study.runs):,}")} run folders. Standard \
-errors are over seeds. The paper’s numbers are as printed there.</p></footer>
-<script>
-{asset("start.js")}</script>
-</body>
-</html>
-"""
+    return html_page(
+        title=f"Accuracy from weights · {escape(_zoo_names(study))}",
+        kicker="report",
+        heading="How accurate is a network, <em>judging by its weights</em>?",
+        lede=f'<p class="lede">{_lede(study)}</p>',
+        nav='<nav aria-label="Sections"><div class="inner"><button type="button" class="fold" '
+        'aria-expanded="false" aria-controls="sections">Sections</button>'
+        f'<div class="links" id="sections">{links}</div></div></nav>',
+        body=body,
+        footer=f"Written {quoted(f'{written:%Y-%m-%d %H:%M} UTC')} by transformer-nfn "
+        f"{quoted(__version__)} from {shown('folders', f'{len(study.runs):,}')} run folders. "
+        "Standard errors are over seeds. The paper’s numbers are as printed there.",
+        script=f"<script>\n{asset('start.js')}</script>",
+    )
 
 
-def page_head(title: str) -> str:
-    """Everything before the body of a page; the title is HTML."""
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>
-{asset("plot.css")}{asset("style.css")}</style>
-</head>
-"""
+def html_page(**parts: str) -> str:
+    """A page of ``page.html``; its parts are HTML, and those that are left out are empty.
+
+    Its policy lets nothing be loaded, whatever a name in a record tries.
+    """
+    empty = dict.fromkeys(("lede", "nav", "script"), "")
+    style = asset("plot.css") + asset("style.css")
+    return Template(asset("page.html")).substitute(empty, style=style, **parts)
 
 
 def _by_zoo(parts: Sequence[HeldOut], block: Callable[[HeldOut], str]) -> str:
