@@ -27,8 +27,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from transformer_nfn.cli.reproduce import BY_MODEL
 from transformer_nfn.io.files import read_parquet, write_parquet
 from transformer_nfn.paper.numbers import (
@@ -43,17 +41,8 @@ from transformer_nfn.paper.numbers import (
     table_of,
 )
 from transformer_nfn.paper.paired import paired_rows
-from transformer_nfn.paper.rows import (
-    MADE,
-    PRECISIONS,
-    SELECTED,
-    SUMMARY,
-    ZOO,
-    as_columns,
-    result_rows,
-)
-from transformer_nfn.paper.table_text import TableView, lay_out, markdown_rows, place, zoo_label
-from transformer_nfn.prediction.metrics import standard_error
+from transformer_nfn.paper.rows import Row, as_columns, result_rows, zoo_label
+from transformer_nfn.paper.table_text import TableView, lay_out, markdown_rows
 from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
 from transformer_nfn.report.number_text import counted
 
@@ -83,49 +72,16 @@ def cell(key: str) -> str:
     raise RunError(f"'{name}' has no cell in row '{row}' and column '{column}'")
 
 
-def records_of(columns: Mapping[str, list[Any]]) -> list[RunRecord]:
-    """The records of rows from `result_rows`, as far as tables of τ need them."""
-    cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for values in zip(*columns.values(), strict=True):
-        row = dict(zip(columns, values, strict=True))
-        place = ("table", "row", "column", "zoo_sha256", "split_seed")
-        cells.setdefault(tuple(row.get(name) for name in place), []).append(row)
-    return [_record(rows) for rows in cells.values()]
-
-
-def _record(rows: list[dict[str, Any]]) -> RunRecord:
-    first = rows[0]
-    done = [row for row in rows if row.get("seed") is not None]
-    seeds = [{name: row[name] for name in ("seed", "tau")} for row in done]
-    taus = [row["tau"] for row in seeds]
-    summary = {name: first.get(name) for name in SUMMARY}
-    summary["agreement"] = {dtype: first.get(f"agreement_{dtype}") for dtype in PRECISIONS}
-    if taus:
-        summary |= {"tau": float(np.mean(taus)), "tau_se": standard_error(taus)}
-    return RunRecord(
-        model=first["model"],
-        zoo={name: first.get(f"zoo_{name}") for name in ZOO},
-        selection={name: first[name] for name in SELECTED if first.get(name) is not None},
-        protocol={"epochs": first["epochs"], "options": json.loads(first["options"])},
-        seeds=seeds,
-        summary=summary,
-        num_parameters=first["parameters"],
-        status=first["status"],
-        table={name: first[name] for name in ("table", "row", "column")},
-        made={name: first.get(name) for name in MADE},
-    )
-
-
 def from_rows(spec: Any) -> str:
     """The table of a spec, from its rows: those of the splits that all of its cells have."""
     paper = table_named(spec["table"])
-    found = records_of(read_parquet(RESULTS / f"{spec['rows']}.parquet").to_pydict())
-    found = [each for each in found if table_of(place(each)[0], each.zoo["task"]) is paper]
-    splits: dict[tuple[str, ...], set[int]] = {}
-    for each in found:
-        splits.setdefault(place(each), set()).add(each.selection.get("split_seed", 0))
+    found = read_parquet(RESULTS / f"{spec['rows']}.parquet").to_pylist()
+    found = [row for row in found if table_of(row["table"], row["zoo_task"]) is paper]
+    splits: dict[tuple[str, str], set[int]] = {}
+    for row in found:
+        splits.setdefault((row["row"], row["column"]), set()).add(row["split_seed"] or 0)
     common = set.intersection(*splits.values())
-    found = [each for each in found if each.selection.get("split_seed", 0) in common]
+    found = [row for row in found if (row["split_seed"] or 0) in common]
     (view,) = lay_out(paper.name, found)
     rows, columns = ({at[i] for at in view.ours} for i in (0, 1))
     view.rows = {row: label for row, label in view.rows.items() if row in rows}
@@ -141,33 +97,32 @@ def from_rows(spec: Any) -> str:
     return "\n".join(lines)
 
 
-def setting(view: TableView, records: list[RunRecord], splits: int) -> str:
+def setting(view: TableView, rows: list[Row], splits: int) -> str:
     """How the cells of a table were made."""
-    first = records[0]
+    first = rows[0]
     parts = {
-        (r.selection["train"], r.selection["test"]): view.columns.get(place(r)[2], "")
-        for r in sorted(records, key=lambda r: -float(r.selection.get("min_accuracy", 0)))
+        (row["train"], row["test"]): view.columns.get(row["column"], "")
+        for row in sorted(rows, key=lambda row: -float(row["min_accuracy"] or 0))
     }
     (train, test), *fewer = sorted(parts, reverse=True)
     counts = "; ".join(f"{a:,} and {b:,} from {parts[a, b]}" for a, b in fewer if parts[a, b])
-    made = first.made or {}
     return (
-        f"{zoo_label(first)}, read at {first.selection['percent']} % of their training; {train:,} "
+        f"{zoo_label(first)}, read at {first['percent']} % of their training; {train:,} "
         f"training and {test:,} test networks{f' ({counts})' if counts else ''}; "
-        f"{counted(len(first.seeds), 'seed')} on {counted(splits, 'split')}; {made['device']}, "
-        f"commit {made['commit'][:8]}, zoo {first.zoo['sha256'][:8]}."
+        f"{counted(len({row['seed'] for row in rows}), 'seed')} on {counted(splits, 'split')}; "
+        f"{first['device']}, commit {first['commit'][:8]}, zoo {first['zoo_sha256'][:8]}."
     )
 
 
-def command(view: TableView, records: list[RunRecord]) -> str:
+def command(view: TableView, rows: list[Row]) -> str:
     """The command that fills the cells of a table."""
-    splits = {r.selection.get("split_seed", 0) for r in records}
-    words = ["tnfn", "reproduce", view.paper.name, f"zoos/{records[0].zoo['name']}"]
+    splits = {row["split_seed"] or 0 for row in rows}
+    words = ["tnfn", "reproduce", view.paper.name, f"zoos/{rows[0]['zoo_name']}"]
     if view.paper.name in BY_MODEL:
-        words += ["--models", ",".join(dict.fromkeys(place(r)[1] for r in records))]
+        words += ["--models", ",".join(dict.fromkeys(row["row"] for row in rows))]
     if view.paper is LEARNING_CURVE:
         words += ["--sizes", ",".join(view.columns)]
-    words += ["--seeds", str(len(records[0].seeds))]
+    words += ["--seeds", str(len({row["seed"] for row in rows}))]
     words += ["--splits", str(len(splits))] if len(splits) > 1 else []
     return " ".join([*words, "--out results"])
 
@@ -265,13 +220,17 @@ REFERRED = {"paper": quoted, "cell": cell}
 def write_rows(cells: Path, name: str) -> None:
     """Write NAME.parquet and NAME-paired.parquet from the finished cells of one zoo."""
     records = {path.parent: RunRecord.read(path.parent) for path in cells.glob(f"*/{RUN_FILE}")}
-    records = dict(sorted(records.items()))
-    pairs: list[dict[str, Any]] = []
-    for topic in dict.fromkeys(place(record)[0] for record in records.values()):
-        found = paired_rows(folder for folder, each in records.items() if place(each)[0] == topic)
-        pairs += [{"table": topic, **row} for row in found]
-    write_parquet(RESULTS / f"{name}.parquet", result_rows(records.values()), RunError)
-    write_parquet(RESULTS / f"{name}-paired.parquet", as_columns(pairs), RunError)
+    by_topic: dict[str, list[Path]] = {}
+    for folder in sorted(records):
+        by_topic.setdefault((records[folder].table or {}).get("table", ""), []).append(folder)
+    pairs = [
+        {"table": topic, **row}
+        for topic, folders in by_topic.items()
+        for row in paired_rows(folders)
+    ]
+    rows = result_rows(records[folder] for folder in sorted(records))
+    for each, end in ((rows, ""), (pairs, "-paired")):
+        write_parquet(RESULTS / f"{name}{end}.parquet", as_columns(each), RunError)
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ from tnfn_command import as_json, assert_refused, printed
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.paper.cells import augmented, fill_cell
 from transformer_nfn.paper.numbers import mean_text
+from transformer_nfn.paper.rows import result_rows
 from transformer_nfn.paper.table_text import markdown_table
 from transformer_nfn.paper.tables import reproduce, table_cells
 from transformer_nfn.prediction.data import load_parts
@@ -119,7 +120,7 @@ def test_predictions_for_gU_and_U_are_compared(digits_zoo, tmp_path):
         else:
             assert found["float64"] is None, "trees have one precision"
     records = [RunRecord.read(run) for run in find_runs([tmp_path])]
-    text = markdown_table("table7", records)
+    text = markdown_table("table7", result_rows(records))
     assert "Transformer-NFN, predictions for gU and U: float32 max" in text
     plain = next(cell for cell in short if cell.model == "statnn")
     assert "agreement" not in fill_cell(digits_zoo.path, plain, tmp_path).summary

@@ -1,13 +1,13 @@
 """Reproduced tables beside the paper's: its numbers as printed, our cells where they belong."""
 
 import pytest
-from result_tables import records_of
 from run_folders import write_run
 
 from tnfn_command import assert_refused
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.io.files import read_parquet, write_parquet
 from transformer_nfn.paper.numbers import PAPER_TABLES
-from transformer_nfn.paper.rows import result_rows
+from transformer_nfn.paper.rows import as_columns, result_rows
 from transformer_nfn.paper.table_text import (
     curve_lines,
     lay_out,
@@ -23,8 +23,8 @@ def record(table, row, column, tau=0.8, **changes):
         "zoo": {"task": "mnist", "name": "mnist", "runs": 512, "networks": 2048},
         "selection": {"train": 358, "val": 77, "test": 77},
         "protocol": {},
-        "seeds": [{"seed": 0}, {"seed": 1}],
-        "summary": {"tau": tau, "tau_se": 0.01, "r2": 0.9, "mae": 0.02, "coverage": 0.9},
+        "seeds": [{"seed": 0, "tau": tau - 0.01}, {"seed": 1, "tau": tau + 0.01}],
+        "summary": {"r2": 0.9, "mae": 0.02, "coverage": 0.9},
         "num_parameters": 1_812_301,
         "table": {"table": table, "row": row, "column": column},
     }
@@ -72,7 +72,7 @@ def test_thresholds_stand_in_the_table_of_their_task():
     found = {
         name: {view.zoo.split(",")[0]: view.ours["mlp", "all"].value for view in views}
         for name in ("table1", "table2")
-        if (views := lay_out(name, cells))
+        if (views := lay_out(name, result_rows(cells)))
     }
     assert found == {"table1": {"MNIST": 0.8, "Digits": 0.6}, "table2": {"AG News": 0.7}}
     for name, task, other in (("table1", "ag_news", "table2"), ("table2", "digits", "table1")):
@@ -115,7 +115,7 @@ def test_markdown_has_ours_over_the_papers_and_the_best_bold():
         record("thresholds", "transformer_nfn", "all", 0.71),
         record("thresholds", "statnn", "all", 0.83, model="statnn"),
     ]
-    text = markdown_table("table1", cells)
+    text = markdown_table("table1", result_rows(cells))
     lines = text.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("| StatNN"))
     assert lines[at].startswith("| StatNN | here | **0.830 ± 0.010** |")
@@ -130,12 +130,12 @@ def test_largest_change_under_augmentation():
         record("augmentation", "mlp", column, tau)
         for column, tau in (("original", 0.8), ("[-1,1]", 0.75), ("[-10,10]", 0.78))
     ]
-    (view,) = lay_out("table7", cells)
+    (view,) = lay_out("table7", result_rows(cells))
     assert view.ours["mlp", "change"].text == "−0.050"
     assert view.paper.cell("mlp", "change").text == "−0.049"
     assert view.paper.cell("transformer_nfn", "change").text == "+0.003"
-    assert "change" not in result_rows(cells)["column"]
-    (view,) = lay_out("table7", [*cells, record("augmentation", "mlp", "twice", 0.82)])
+    assert "change" not in {row["column"] for row in result_rows(cells)}
+    (view,) = lay_out("table7", result_rows([*cells, record("augmentation", "mlp", "twice", 0.82)]))
     assert view.ours["mlp", "change"].text == "−0.070", "counted from as many steps"
 
 
@@ -150,10 +150,10 @@ def test_learning_curve_has_rising_numbers_and_no_paper():
         curve_cell("invariant_mlp", "all", 1358, 0.91),
         curve_cell("mlp", "1024", 1024, 0.82),
         curve_cell("mlp", "128", 128, 0.7),
-        curve_cell("mlp", "64", 64, status="not enough networks: 2 in the test part", summary={}),
+        curve_cell("mlp", "64", 64, status="not enough networks: 2 in the test part", seeds=[]),
         curve_cell("mlp", "all", 1358, 0.85),
     ]
-    text = markdown_table("learning-curve", cells)
+    text = markdown_table("learning-curve", result_rows(cells))
     lines = text.splitlines()
     assert lines[0].startswith("**Learning curve. Kendall’s τ by number of networks to train on.**")
     assert "Here: MNIST, 512 networks." in lines[0]
@@ -165,12 +165,16 @@ def test_learning_curve_has_rising_numbers_and_no_paper():
         "| MLP on invariants | – | – | – | **0.910 ± 0.010** |",
     ]
     assert "- MLP, 64: not enough networks: 2 in the test part" in text
-    columns = result_rows(cells)
-    assert dict.fromkeys(columns["train"]) == dict.fromkeys([1358, 1024, 128, 64])
-    assert {*columns["paper"]} == {None}
+    rows = result_rows(cells)
+    assert {row["train"] for row in rows} == {1358, 1024, 128, 64}
+    assert {row["paper"] for row in rows} == {None}
 
 
-def test_rows_give_the_table_that_their_records_gave():
+def test_rows_of_a_file_give_the_same_table(tmp_path):
+    def through_a_file(cells):
+        write_parquet(tmp_path / "rows.parquet", as_columns(result_rows(cells)), RunError)
+        return read_parquet(tmp_path / "rows.parquet").to_pylist()
+
     seeds = [{"seed": seed, "tau": tau, "r2": 0.9} for seed, tau in enumerate((0.81, 0.84, 0.9))]
     kind, zoo = "thresholds", {"task": "mnist", "name": "mine", "runs": 512, "seeds": "one"}
     selected = {"train": 358, "test": 77, "percent": 75}
@@ -182,9 +186,9 @@ def test_rows_give_the_table_that_their_records_gave():
         record(kind, "statnn:authors", "0.8", zoo=zoo, seeds=[], summary={},
                status="not enough networks: 3"),
     ]  # fmt: skip
-    text = markdown_table("table1", cells)
+    text = markdown_table("table1", result_rows(cells))
     assert "StatNN, authors' layers" in text
-    assert markdown_table("table1", records_of(result_rows(cells))) == text
+    assert markdown_table("table1", through_a_file(cells)) == text
     disguised = record(
         "augmentation",
         "mlp",
@@ -194,9 +198,9 @@ def test_rows_give_the_table_that_their_records_gave():
         seeds=seeds[1:2],
         summary={"tau": 0.84, "agreement": {"float32": 0.25}},
     )
-    text = markdown_table("table7", [disguised])
+    text = markdown_table("table7", result_rows([disguised]))
     assert "float32 max 2.5e-01" in text
-    assert markdown_table("table7", records_of(result_rows([disguised]))) == text
+    assert markdown_table("table7", through_a_file([disguised])) == text
 
 
 def test_lines_of_a_learning_curve_have_the_points_there_are():
@@ -205,12 +209,15 @@ def test_lines_of_a_learning_curve_have_the_points_there_are():
         curve_cell("mlp", "64", 64, 0.5),
         curve_cell("statnn", "64", 64, 0.4),
         curve_cell("statnn", "128", 128, float("nan")),
-        curve_cell("statnn", "all", 300, 0.7, seeds=[{"seed": 0}]),
-        curve_cell("xgboost", "64", 64, status="not enough networks", summary={}),
+        curve_cell("statnn", "all", 300, 0.7, seeds=[{"seed": 0, "tau": 0.7}]),
+        curve_cell("xgboost", "64", 64, status="not enough networks", seeds=[]),
     ]
-    (view,) = lay_out("learning-curve", cells)
+    (view,) = lay_out("learning-curve", result_rows(cells))
     lines = {
-        row: [(cell.record.selection["train"], cell.value, cell.error) for cell in cells]
+        row: [
+            (cell.train, pytest.approx(cell.value), cell.error and pytest.approx(cell.error))
+            for cell in cells
+        ]
         for row, cells in curve_lines(view).items()
     }
     assert lines == {
@@ -230,13 +237,13 @@ def test_zoos_of_both_kinds_are_two_tables(table, row):
     topic = PAPER_TABLES[table].topic
     cells = [record(topic, row, column, 0.9, zoo=zoo_of("one"))]
     cells += [record(topic, row, column, 0.3, zoo=zoo_of("each"))]
-    views = lay_out(table, cells)
+    views = lay_out(table, result_rows(cells))
     assert [view.ours[row, column].value for view in views] == [0.9, 0.3]
     assert [view.zoo.rpartition(", ")[2] for view in views] == ["one seed for all", "a seed each"]
 
 
 def test_no_records_still_give_the_papers_table():
     assert "*0.905 ± 0.002*" in markdown_table("table1", [])
-    assert result_rows([]) == {}
+    assert result_rows([]) == []
     with pytest.raises(TransformerNFNError, match="there is no 'table9'"):
         markdown_table("table9", [])

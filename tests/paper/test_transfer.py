@@ -8,6 +8,7 @@ from scipy.stats import kendalltau
 
 from tnfn_command import as_json, assert_refused
 from transformer_nfn.io.assets import resolve
+from transformer_nfn.paper.rows import result_rows
 from transformer_nfn.paper.table_text import markdown_table
 from transformer_nfn.paper.tables import reproduce
 from transformer_nfn.prediction.data import load_rows
@@ -61,7 +62,7 @@ def test_tau_is_that_of_the_predictions(records, digits_zoo, out):
 
 def test_the_table_is_written(records, out):
     text = (out / "transfer.md").read_text()
-    assert text == markdown_table("transfer", records)
+    assert text == markdown_table("transfer", result_rows(records))
     assert "Here: MNIST (mnist-sample), 160 networks" in text
     assert "| cannot read them |" in text
     assert "- MLP on invariants, Digits: cannot read them: expected 16 pixels" in text

@@ -348,12 +348,12 @@ def _of_tables(study: Study) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for t, view in enumerate((*study.tables, *study.curves.values())):
         rows, columns = list(view.rows), list(view.columns)
-        taus = {at: _taus(cell.record.seeds) for at, cell in view.ours.items()
-                if cell.record.status == "done"}  # fmt: skip
+        taus = {at: _taus(cell.rows) for at, cell in view.ours.items()
+                if cell.rows and cell.rows[0]["status"] == "done"}  # fmt: skip
         for (row, column), cell in view.ours.items():
             key = f"t{t}.r{rows.index(row)}.c{columns.index(column)}"
             if view.paper.quantity == "parameters" or column == "parameters":
-                found[key] = known([cell.record.num_parameters])
+                found[key] = known([cell.rows[0]["parameters"]])
             elif column == "change":
                 # From twice as many updates, or as many where that was not run.
                 given = [_mean_or_lead(taus, row, other) for other in columns if other != "change"]
@@ -611,10 +611,9 @@ def _sizes(held: Held, study: Study) -> list[dict[str, Any]]:
     lines = held.zoo.by_size() if curve is None else curve_lines(curve)
     marks, sizes = [], set()
     for model, cells in lines.items():
-        for record in (cell.record for cell in cells):
-            train = record.selection["train"]
-            sizes.add(train)
-            marks.append(_mark(model_name(model), [train, *with_error(_taus(record.seeds))]))
+        for cell in cells:
+            sizes.add(cell.train)
+            marks.append(_mark(model_name(model), [cell.train, *with_error(_taus(cell.rows))]))
     return [_chart("sizes", [len(lines), len(sizes)], marks)] if lines else []
 
 

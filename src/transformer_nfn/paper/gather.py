@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,8 @@ from transformer_nfn.paper.numbers import (
     TRANSFER,
     WHOLE,
 )
-from transformer_nfn.paper.table_text import (
-    OurCell,
-    TableView,
-    check_topic,
-    curve_lines,
-    lay_out,
-    mean_tau,
-    place,
-    zoo_label,
-)
+from transformer_nfn.paper.rows import OurCell, result_rows, zoo_label
+from transformer_nfn.paper.table_text import TableView, check_topic, curve_lines, lay_out
 from transformer_nfn.prediction.runs import (
     CONFIGURATION,
     LOG_FILE,
@@ -76,11 +68,20 @@ class Run:
         """What is predicted."""
         return self.record.predicts
 
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of its results."""
+        return result_rows([self.record])
+
+    @cached_property
+    def cell(self) -> OurCell:
+        """Its mean τ over the seeds."""
+        return OurCell.of([row for row in self.rows if "seed" in row] or self.rows[:1])
+
     @property
     def rank(self) -> float:
         """Sorts the highest τ first, and runs without one last."""
-        tau = mean_tau(self.record)[0]
-        return 2.0 if tau is None else -tau
+        return 2.0 if self.cell.value is None else -self.cell.value
 
     @property
     def own(self) -> bool:
@@ -95,7 +96,7 @@ class Run:
     @property
     def label(self) -> str:
         """Label of the zoo, with the target where it is another than that of built zoos."""
-        zoo = zoo_label(self.record)
+        zoo = zoo_label(self.rows[0])
         return zoo if self.target.column == ACCURACY_COLUMN else f"{zoo}, {self.target.what}"
 
     @property
@@ -194,7 +195,7 @@ class ZooStudy:
             if train and self.main and run.sample == self.main[0].sample and not _varies(run):
                 topic, row = LEARNING_CURVE.topic, run.record.model
                 place = {"table": topic, "row": row, "column": str(train)}
-                placed.append(replace(run.record, table=place))
+                placed += [{**each, **place} for each in run.rows if "seed" in each]
         (view,) = lay_out(LEARNING_CURVE.name, placed)
         return curve_lines(view) if len({column for _, column in view.ours}) > 1 else {}
 
@@ -234,8 +235,10 @@ def gather(folders: Iterable[Path]) -> Study:
         if len(zoos) > 1:
             raise RunError(f"runs on several zoos called '{label}': {', '.join(zoos.values())}")
 
+    rows = [row for run in runs for row in run.rows]
+
     def filled(name: str) -> list[TableView]:
-        return [view for view in lay_out(name, [run.record for run in runs]) if view.ours]
+        return [view for view in lay_out(name, rows) if view.ours]
 
     return Study(
         runs=runs,
@@ -268,5 +271,5 @@ def _compared(runs: list[Run]) -> list[Run]:
 
 def _varies(run: Run) -> bool:
     """Whether a run is another predictor than its model by default, or part of one."""
-    topic, _, column = place(run.record)
+    topic, column = run.rows[0]["table"], run.rows[0]["column"]
     return topic in _VARIANTS or (topic == MIXED.topic and column != WHOLE)

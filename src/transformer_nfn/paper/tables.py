@@ -299,8 +299,9 @@ def reproduce(
         done = [folder for folder in filled if (folder / RUN_FILE).is_file()]
         folders = done if cells else find_runs([zoo_path])
         records = transferred(folders, others, selection.get("percent", PERCENT))
-    write_text(out / f"{name}.md", markdown_table(name, records))
-    write_parquet(out / f"{name}.parquet", result_rows(records), RunError)
+    rows = result_rows(records)
+    write_text(out / f"{name}.md", markdown_table(name, rows))
+    write_parquet(out / f"{name}.parquet", as_columns(rows), RunError)
     if table_named(name).quantity == "tau" and not others:
         pairs = paired_rows(out / "cells" / cell.folder for cell in cells)
         write_parquet(out / f"{name}-paired.parquet", as_columns(pairs), RunError)

@@ -13,7 +13,8 @@ from transformer_nfn.io.files import write_text
 from transformer_nfn.models.predictor import model_name, model_place
 from transformer_nfn.paper.gather import Run, gather
 from transformer_nfn.paper.numbers import LEARNING_CURVE, mean_text
-from transformer_nfn.paper.table_text import OurCell, curve_lines, finite, lay_out, mean_tau
+from transformer_nfn.paper.rows import OurCell, finite, result_rows
+from transformer_nfn.paper.table_text import curve_lines, lay_out
 from transformer_nfn.prediction.runs import RUN_FILE, RunRecord
 from transformer_nfn.report.held_out import MILLION, OPTIMIZERS, HeldOut, Tested, held_out
 from transformer_nfn.report.number_text import (
@@ -120,11 +121,11 @@ def histogram(accuracy: np.ndarray, title: str, *, log: bool = False) -> Plot:
 
 def taus(part: HeldOut) -> Plot | None:
     """A line for each model: its τ, the error, and a small mark for each seed."""
-    runs = [run for run in part.zoo.finished if mean_tau(run.record)[0] is not None]
+    runs = [run for run in part.zoo.finished if run.cell.value is not None]
     if not runs:
         return None
     values = [finite(seed.get("tau")) for run in runs for seed in run.record.seeds]
-    means = [(tau or 0.0, error or 0.0) for tau, error in (mean_tau(run.record) for run in runs)]
+    means = [(run.cell.value or 0.0, run.cell.error or 0.0) for run in runs]
     ends = [end for tau, error in means for end in (tau - error, tau + error)]
     low, high = _padded([*ends, *(value for value in values if value is not None)], 0.01, 0.08)
     band, top = 34, 14
@@ -133,7 +134,7 @@ def taus(part: HeldOut) -> Plot | None:
     plot = Plot("Kendall’s τ of each model", about, *axes, 420, height, (top, 14, 26, 160))
     for i, (run, (tau, error)) in enumerate(zip(runs, means, strict=True)):
         y, color = top + band * (i + 0.5), color_of(run.record.model)
-        words = [f"mean τ {mean_text(*mean_tau(run.record))}"]
+        words = [f"mean τ {run.cell.text}"]
         plot.text(run.name, 148.0, y + 4, "end", "name")
         for seed in run.record.seeds:
             value, *bounds = (finite(seed.get(key)) for key in ("tau", "tau_low", "tau_high"))
@@ -175,7 +176,7 @@ def _panel(part: HeldOut, model: Tested, low: float, high: float) -> Plot:
         PlotAxis(low, high, "predicted (%)", ticks, percent_label), 280, 300, (46, 12, 46, 36),
     )  # fmt: skip
     plot.text(name, 0.0, 14.0, kind="head")
-    if (tau := mean_tau(model.run.record)[0]) is not None:
+    if (tau := model.run.cell.value) is not None:
         plot.text(f"τ {mean_text(tau)}", 268.0, 37.0, "end", "tau")
     if part.always is not None and low <= part.always[0] <= high:
         plot.line((low, high), (part.always[0], part.always[0]), "always")
@@ -218,9 +219,9 @@ def sizes(by_model: Mapping[str, Sequence[OurCell]], title: str) -> Plot:
     for model, cells in by_model.items():
         name, points = model_name(model), []
         for cell in cells:
-            train = cell.record.selection["train"]
-            words = [f"{train:,} training networks", f"τ {mean_text(cell.value, cell.error)}"]
-            points.append((train, float(cell.value or 0.0), cell.error, 4.0, words))
+            words = [f"{cell.train:,} training networks", f"τ {cell.text}"]
+            at = float(cell.train or 0), float(cell.value or 0.0)
+            points.append((*at, cell.error, 4.0, words))
         series.append(Series(name, color_of(model), [point[:2] for point in points], [], points))
     places = sorted({int(dot[0]) for each in series for dot in each.dots})
     about = f"{counted(len(series), 'model')}, {counted(len(places), 'size')}."
@@ -279,7 +280,7 @@ def write_figures(zoo: Path, out: Path) -> list[Path]:
 
 def learning_curve(records: list[RunRecord], stem: Path) -> list[Path]:
     """τ against the number of training networks, from the cells of a learning curve."""
-    views = lay_out(LEARNING_CURVE.name, records)
+    views = lay_out(LEARNING_CURVE.name, result_rows(records))
     return _curves(stem, {view.zoo: curve_lines(view) for view in views})
 
 

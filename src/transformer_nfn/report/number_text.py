@@ -12,7 +12,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from html import escape
 from typing import Any
 
-from transformer_nfn.paper.table_text import finite
+from transformer_nfn.paper.rows import finite
 from transformer_nfn.report.held_out import plain
 
 HEADINGS = {

@@ -16,7 +16,8 @@ from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.files import write_text
 from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.paper.gather import ABOUT, Run, Study, gather
-from transformer_nfn.paper.table_text import OurCell, curve_lines, zoo_seeds, zoo_size
+from transformer_nfn.paper.rows import OurCell, zoo_seeds, zoo_size
+from transformer_nfn.paper.table_text import curve_lines
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.report import figures, tables
 from transformer_nfn.report.held_out import HeldOut, held_out, within_zoos
@@ -279,7 +280,7 @@ def _facts(part: HeldOut) -> list[tuple[str, str]]:
     zoo, run = part.zoo, part.zoo.example
     record, chosen = run.record, run.record.selection
     seeds = sorted({str(seed.get("seed")) for run in zoo.runs for seed in run.record.seeds})
-    size, kind, key = zoo_size(record.zoo), zoo_seeds(record), f"{part.key}.facts"
+    size, kind, key = zoo_size(run.rows[0]), zoo_seeds(run.rows[0]), f"{part.key}.facts"
     read = len({run.record.model for run in zoo.runs})
     parts = " / ".join(count(chosen.get(part)) for part in ("train", "val", "test"))
     seed_list = f"{len(seeds)} ({escape(', '.join(seeds))})"

@@ -10,16 +10,9 @@ from html import escape
 import numpy as np
 
 from transformer_nfn.paper.gather import Run
-from transformer_nfn.paper.numbers import examples_text, mean_text
-from transformer_nfn.paper.table_text import (
-    OurCell,
-    TableView,
-    best_keys,
-    finite,
-    mean_tau,
-    place,
-    seeds_together,
-)
+from transformer_nfn.paper.numbers import examples_text
+from transformer_nfn.paper.rows import OurCell, finite
+from transformer_nfn.paper.table_text import TableView, best_keys
 from transformer_nfn.prediction.metrics import r_squared, worth_in_examples
 from transformer_nfn.prediction.runs import IDENTITY
 from transformer_nfn.report.held_out import ALWAYS_THE_MEAN, HeldOut, Rows, Tested
@@ -62,7 +55,7 @@ def models_table(tested: HeldOut) -> str:
     zoo, names = tested.zoo, ("tau", "together", "r2", "mae")
     figures = {
         i: {name: finite(run.record.summary.get(name)) for name in names}
-        | {"together": seeds_together(run.record)}
+        | {"together": run.cell.together}
         for i, run in enumerate(zoo.finished)
     }
     best = {
@@ -74,7 +67,7 @@ def models_table(tested: HeldOut) -> str:
         held = tested.coverage(run)
         cells = {name: decimal(value) for name, value in figures[i].items()}
         cells |= {
-            "tau": mean_text(*mean_tau(run.record)),
+            "tau": run.cell.text,
             "inside": percent(held and held.inside),
             "parameters": count(run.record.num_parameters),
         }
@@ -266,8 +259,8 @@ def runs_table(runs: list[Run]) -> str:
     rows = []
     for index, run in enumerate(runs):
         record, chosen = run.record, run.record.selection
-        where = " · ".join(filter(None, place(record)))
-        tau = mean_text(*mean_tau(record))
+        place = (run.rows[0][key] for key in ("table", "row", "column"))
+        where = " · ".join(filter(None, place))
         parts = " / ".join(count(chosen.get(part)) for part in ("train", "val", "test"))
         cells = [
             quoted(run.label),
@@ -275,7 +268,7 @@ def runs_table(runs: list[Run]) -> str:
             quoted(threshold(chosen.get("min_accuracy"))),
             quoted(setting(chosen.get("augment"))),
             shown(f"run{index}.parts", parts),
-            shown(f"run{index}.tau", tau)
+            shown(f"run{index}.tau", run.cell.text)
             if run.done
             else f'<span class="why">{quoted(record.status)}</span>',
         ]
