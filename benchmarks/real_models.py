@@ -33,6 +33,7 @@ from transformer_nfn.checkpoints import relate
 from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.paper.table_text import markdown_rows
 
 EXIT = {True: 0, False: 1, None: 3}
 SMALL = ("sceptr", "sapiens")
@@ -130,7 +131,7 @@ def table(results: Sequence[Result]) -> str:
     models = list(dict.fromkeys(r.model for r in results))
     edits = list(dict.fromkeys(r.edit for r in results))
     head = ["second model", "expected, exit code", *models]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    rows = []
     for edit in edits:
         for hidden in (False, True):
             cells = {r.model: r for r in results if r.edit == edit and r.disguised is hidden}
@@ -139,9 +140,8 @@ def table(results: Sequence[Result]) -> str:
             first = next(iter(cells.values()))
             right = " or ".join(f"{verdict}, {code}" for verdict, code in first.expected.items())
             row = [f"{edit}, disguised" if hidden else edit, right]
-            row += [_cell(cells.get(model)) for model in models]
-            lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines)
+            rows.append([*row, *(_cell(cells.get(model)) for model in models)])
+    return "\n".join(markdown_rows(head, [], rows))
 
 
 def _cell(result: Result | None) -> str:
