@@ -1,25 +1,12 @@
-"""Costs of a call: median seconds, peak memory of a fresh process, reading from a cold disk."""
+"""Costs of a call: peak memory of a fresh process, reading from a cold disk."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-
-def median_seconds(run: Callable[[], object], repeats: int) -> float:
-    """Median over ``repeats`` calls after one that warms up."""
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 def in_a_process(run: Callable[..., Any], *arguments: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Without MKL, ``torch.bmm`` on a CPU runs one matrix after another on one thread, about 4 µs a call
 whatever its size. NumPy's loop costs a third of that and releases the interpreter lock, so `matmul`
-runs it on all of PyTorch's threads. Measured by ``benchmarks/symmetry.py``.
+runs it on all of PyTorch's threads.
 """
 
 from __future__ import annotations
