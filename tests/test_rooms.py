@@ -157,7 +157,7 @@ BUDGETS = {
     ("io",): 2_487,
     ("nn",): 1_276,
     ("cli",): 2_686,  # 2026-11-19: as above
-    EVERYTHING: 40_088,  # 2026-11-19: as above
+    EVERYTHING: 40_335,  # 2026-11-19: as above
 }
 """Code lines of packages: no docstrings, comments or blank lines; the kernels count apart."""
 SPARE = 0.02
