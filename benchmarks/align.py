@@ -26,7 +26,6 @@ from torch import Tensor
 from transformer_nfn.checkpoints.alignment import align
 from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.functional.transformer import transformer
-from transformer_nfn.io.assets import resolve
 from transformer_nfn.networks import zoo_rows
 from transformer_nfn.zoo import Zoo, load_task
 
@@ -53,7 +52,7 @@ def barrier(curve: np.ndarray) -> np.ndarray:
 
 def zoo_pairs(arguments: argparse.Namespace) -> dict[str, Any]:
     """Pairs of networks of `mnist-sample`, drawn at random among the better ones."""
-    zoo = Zoo.open(resolve("mnist-sample", "zoo"))
+    zoo = Zoo.open("mnist-sample")
     task = load_task("mnist", arguments.data)
     samples = task.num_samples["test"]
     picked = torch.arange(0, samples, samples // TEST_IMAGES)[None]

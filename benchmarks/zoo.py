@@ -43,7 +43,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from transformer_nfn.io.assets import resolve
+from transformer_nfn.io.assets import asset_folder
 from transformer_nfn.known_tasks import WIDTH
 from transformer_nfn.zoo import (
     BuildOptions,
@@ -69,7 +69,7 @@ BATCH = 128
 def the_task(name: str, data: str | None, width: int = WIDTH) -> Task:
     """A task; texts have the word vectors of the sample zoo."""
     if name == "ag_news":
-        vectors = Folder.open(resolve("ag-news-sample", "zoo")).word_vectors()
+        vectors = Folder.open(asset_folder("ag-news-sample", "zoo")).word_vectors()
         return load_task(name, data, vectors=vectors)
     return load_task(name, None if name == "digits" else data, group=SizeGroup(width))
 
@@ -287,7 +287,7 @@ def whole_builds(
     for i, count in enumerate([1, *epochs]):
         options = BuildOptions(
             name, runs=networks, epochs=count, precision="bf16", data=data, device="cuda",
-            vectors=resolve("ag-news-sample", "zoo") if name == "ag_news" else None,
+            vectors=asset_folder("ag-news-sample", "zoo") if name == "ag_news" else None,
         )  # fmt: skip
         start = time.perf_counter()
         zoo = build(folder / str(i), options)

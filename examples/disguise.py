@@ -7,11 +7,10 @@ import numpy as np
 import torch
 
 from transformer_nfn import symmetry
-from transformer_nfn.io.assets import resolve
 from transformer_nfn.testing import relative_error
 from transformer_nfn.zoo import Zoo
 
-zoo = Zoo.open(resolve("mnist-sample", "zoo"))
+zoo = Zoo.open("mnist-sample")
 space = zoo.block_space
 U = {name: w.double() for name, w in zoo.batch([0])["blocks"][0].items()}
 V = space.group.random(torch.Generator().manual_seed(0)).act(U)

@@ -6,10 +6,9 @@ import matplotlib.pyplot as plt
 import torch
 
 from transformer_nfn import symmetry
-from transformer_nfn.io.assets import resolve
 from transformer_nfn.zoo import Zoo
 
-zoo = Zoo.open(resolve("mnist-sample", "zoo"))
+zoo = Zoo.open("mnist-sample")
 accuracy = torch.as_tensor(zoo.table["test_accuracy"])
 block = {name: w.double() for name, w in zoo.batch(range(len(zoo)))["blocks"][0].items()}
 numbers = range(1, 17)  # the products are 32 × 32, of rank 16

@@ -6,10 +6,9 @@ import matplotlib.pyplot as plt
 import torch
 
 from transformer_nfn import symmetry
-from transformer_nfn.io.assets import resolve
 from transformer_nfn.zoo import Zoo
 
-zoo = Zoo.open(resolve("ag-news-sample", "zoo"))
+zoo = Zoo.open("ag-news-sample")
 space = zoo.space
 rows = zoo.select(min_accuracy=0.8)[:5]
 U = {name: w.double().repeat_interleave(4, 0)[:, None] for name, w in zoo.weights(rows).items()}

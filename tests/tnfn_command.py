@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import os
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -25,7 +26,8 @@ class Done(NamedTuple):
 
 def tnfn(*words: object) -> Done:
     out, err, code = io.StringIO(), io.StringIO(), 0
-    with redirect_stdout(out), redirect_stderr(err), patch("sys.argv", ["tnfn", *map(str, words)]):
+    argv, environment = patch("sys.argv", ["tnfn", *map(str, words)]), patch.dict(os.environ)
+    with redirect_stdout(out), redirect_stderr(err), argv, environment:
         try:
             main()
         except SystemExit as stop:

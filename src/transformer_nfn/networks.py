@@ -1,7 +1,8 @@
 """Networks by name: resolve what a user typed to files, rows of zoos and weights in a space.
 
 Every command resolves its arguments here, once: a file, a folder as model hubs lay it out, a row
-of a zoo (``ZOO#3``), ranges of rows, whole zoos, the name of an asset, or a pattern.
+of a zoo (``ZOO#3``), ranges of rows, whole zoos, the name of an asset, a repository of a hub, or a
+pattern.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from transformer_nfn.errors import (
     TransformerNFNError,
 )
 from transformer_nfn.functional.zoo_network import NAME
-from transformer_nfn.io.adapter import is_adapter
+from transformer_nfn.io.adapter import Adapter
 from transformer_nfn.io.assets import NAME as ASSET_NAME
-from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.checkpoint import Checkpoint, check_plain
+from transformer_nfn.io.location import Location
 from transformer_nfn.io.rewrite import write_network
 from transformer_nfn.io.tensor_files import InMemory
 from transformer_nfn.spaces import Weights, WeightSpace
@@ -53,6 +54,7 @@ from transformer_nfn.zoo.store.index import CONFIGURATION
 
 __all__ = [
     "Network",
+    "check_base",
     "read_network",
     "resolve_network",
     "resolve_networks",
@@ -83,9 +85,18 @@ class Network:
     models: ModelZoo | None = None
 
     @property
-    def path(self) -> str:
-        """The file or folder; that of a row of a zoo of checkpoints is verified first."""
-        return self.name if self.models is None else str(self.models.folder(self.row))
+    def location(self) -> Location:
+        """Where its files are; those of a row of a zoo of checkpoints are verified first."""
+        return Location.of(self.name if self.models is None else self.models.folder(self.row))
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it is a folder with an adapter (LoRA) and no model of its own."""
+        return self.zoo is None and self.models is None and self.location.is_adapter
+
+    def open_adapter(self) -> Adapter:
+        """Open the adapter without its base."""
+        return Adapter.open(self.location.checkpoint(), where=self.name)
 
     @property
     def recorded(self) -> dict[str, Any] | None:
@@ -118,9 +129,10 @@ class Network:
             source = InMemory(self._row(), {SPACE_KEY: self.zoo.space.to_json()})
             family = options if chosen else replace(options, family=NAME)
             return read_model(Checkpoint(self.name, source), Path(self.name), family)
-        if chosen or is_adapter(self.path):
-            return open_model(self.path, options)
-        opened = open_files(self.path)
+        location = self.location
+        if chosen or location.is_adapter:
+            return open_model(location, options)
+        opened = open_files(location)
         try:
             checkpoint = opened.unwrapped()
             sizes = zoo_sizes(checkpoint)
@@ -136,11 +148,11 @@ class Network:
         except BaseException:
             opened.close()
             raise
-        return read_model(opened, Path(self.path), options)
+        return read_model(opened, location.checkpoint(), options)
 
     def open_file(self) -> Checkpoint:
         """Open the file without wrappers around its names; reads no weights."""
-        opened = Checkpoint.open(self.path, where=self.name)
+        opened = Checkpoint.open(self.location.checkpoint(), where=self.name)
         if SPACE_KEY in opened.metadata:
             return opened
         check_plain(opened, opened.config, self.name)
@@ -203,6 +215,12 @@ def resolve_networks(texts: Iterable[str | Path]) -> list[Network]:
     return [network for text in texts for network in _resolve(str(text), zoos)]
 
 
+def check_base(networks: Iterable[Network], options: OpenOptions) -> None:
+    """Reject a base where none of the networks is an adapter."""
+    if options.base is not None and not any(network.is_adapter for network in networks):
+        raise TransformerNFNError("--base is for adapters (LoRA), and none of the networks is one")
+
+
 def zoo_rows(
     zoo: Zoo | ModelZoo, rows: Iterable[int] | None = None, name: str = ""
 ) -> list[Network]:
@@ -214,7 +232,7 @@ def zoo_rows(
 
 
 def _open_zoo(text: str) -> Zoo | ModelZoo:
-    path = resolve(text, "zoo")
+    path = Location.of(text).folder("zoo")
     return ModelZoo.open(path) if zoo_kind(path) == MODELS_KIND else Zoo.open(path)
 
 
@@ -238,7 +256,7 @@ def _resolve(text: str, zoos: dict[str, Zoo | ModelZoo]) -> Iterator[Network]:
         yield from _rows(text, zoo, rows, zoos)
     elif ASSET_NAME.fullmatch(text):
         try:
-            resolve(text, "zoo")
+            Location.of(text).folder("zoo")
         except AssetError as error:
             raise CheckpointError(f"there is no file '{text}': {error}") from error
         yield from _rows(text, text, None, zoos)

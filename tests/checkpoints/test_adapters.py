@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import tiny_families
 from gguf_conversion import write_gguf
+from hub_server import Hub
 from lora_folders import PREFIX, merge, rebase, write_adapter
 from tnfn_command import tnfn
 from transformer_nfn.checkpoints import open_model
@@ -69,21 +70,31 @@ def test_commands_find_the_base(bases: dict[str, Path], tmp_path: Path) -> None:
     merged = merge(base, adapter, tmp_path / "merged", {"_proj": 1.5})
     done = tnfn("compare", adapter, merged, "--base", base, "--json")
     assert (done.returncode, json.loads(done.stdout)["verdict"]) == (0, "same"), done
-    done = tnfn("compare", base, adapter, "--json")
-    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (1, "derived"), done
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    config["base_model_name_or_path"] = str(base)
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
-    assert tnfn("compare", merged, adapter).returncode == 0
-    done = tnfn("disguise", adapter, "--out", tmp_path / "disguised")
+    done = tnfn("disguise", adapter, "--base", base, "--out", tmp_path / "disguised")
     assert done.returncode == 0, done.stderr
     assert tnfn("compare", merged, tmp_path / "disguised").returncode == 0
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = "/no/model of a hub"
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    done = tnfn("compare", base, adapter, "--json")
+    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (1, "derived"), done
+
+
+def test_commands_fetch_the_base(bases: dict[str, Path], tmp_path: Path, hub: Hub) -> None:
+    base = bases["llama"]
+    adapter = write_adapter(base, tmp_path / "adapter")
+    merged = merge(base, adapter, tmp_path / "merged", {"_proj": 1.5})
+    hub.put("somebody/some-model", base)
+    assert tnfn("compare", merged, adapter).returncode == 0
+    assert tnfn("compare", "somebody/some-model", adapter, "--offline").returncode == 1
+    done = tnfn("fingerprint", adapter, merged, "--json")
+    assert json.loads(done.stdout)["distances"][0][1] < 1e-3
 
 
 def test_a_quantised_base(bases: dict[str, Path], tmp_path: Path) -> None:
     adapter = write_adapter(bases["llama"], tmp_path / "adapter")
     file = write_gguf(bases["llama"], tmp_path / "model.gguf", "Q8_0")
-    done = tnfn("compare", file, adapter, "--json")
+    done = tnfn("compare", file, adapter, "--base", file, "--json")
     assert done.returncode == 1, done
     wrong = {t["name"] for t in json.loads(done.stdout)["conversion"]["wrong"]}
     assert wrong == {f"{i}.W_{p}" for i in range(3) for p in "QV"}
@@ -171,9 +182,9 @@ def _message(path: Path, base: Path | None) -> str:
 def test_bad_adapters_are_refused_in_one_sentence(bases: dict[str, Path], tmp_path: Path) -> None:
     llama, gpt2 = bases["llama"], bases["gpt2"]
     adapter = write_adapter(llama, tmp_path / "adapter")
-    done = tnfn("fingerprint", adapter)
+    done = tnfn("fingerprint", adapter, "--offline")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done
-    assert "its base 'somebody/some-model' is not here" in done.stderr
+    assert "the base of the adapter" in done.stderr
     assert "q_proj.weight', which its base" in _message(adapter, gpt2)
     assert "the base" in _message(adapter, adapter)
     other = write_adapter(llama, tmp_path / "narrow")

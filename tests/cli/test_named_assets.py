@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from transformer_nfn.cli.app import app
 from transformer_nfn.io import assets as named_assets
-from transformer_nfn.io.assets import AssetError, known_assets, resolve
+from transformer_nfn.io.assets import AssetError, known_assets
+from transformer_nfn.io.location import Location
 from transformer_nfn.prediction.data import describe_zoo, load_parts
 from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.protocol import Protocol
@@ -131,58 +132,58 @@ def test_a_run_is_packed_with_its_best_seed_alone(source, tmp_path):
 
 
 def test_paths_win_over_names(checkout, tmp_path, monkeypatch):
-    assert resolve(ZOO, "zoo") == checkout / ZOO
+    assert Location.of(ZOO).folder("zoo") == checkout / ZOO
     monkeypatch.chdir(tmp_path)
     (tmp_path / ZOO).mkdir()
-    assert resolve(ZOO, "zoo") == Path(ZOO)
-    assert resolve("no/such/folder", "zoo") == Path("no/such/folder")
+    assert Location.of(ZOO).folder("zoo") == Path(ZOO)
+    assert Location.of("no/such/folder").folder("zoo") == Path("no/such/folder")
 
 
 def test_damage_in_a_checkout_is_named(checkout):
     (checkout / PREDICTOR / "run.json").write_text("{}")
     with pytest.raises(AssetError, match=r"digits-boosting/run\.json' is corrupt, expected sha256"):
-        resolve(PREDICTOR, "predictor")
+        Location.of(PREDICTOR).folder("predictor")
     (checkout / PREDICTOR / "run.json").unlink()
     with pytest.raises(AssetError, match=r"digits-boosting/run\.json' is missing"):
-        resolve(PREDICTOR, "predictor")
+        Location.of(PREDICTOR).folder("predictor")
 
 
 def test_assets_are_fetched_once_and_checked_always(server, cache, packed):
     asked, _ = server
-    folder = resolve(PREDICTOR, "predictor")
+    folder = Location.of(PREDICTOR).folder("predictor")
     assert folder == cache / PREDICTOR
     names = set(known_assets()[PREDICTOR].files)
     assert names == {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     asked.clear()
-    resolve(PREDICTOR, "predictor")
+    Location.of(PREDICTOR).folder("predictor")
     assert asked == ["/index.json"], "the second time it lies in the cache"
     (folder / "training_distance.safetensors").write_bytes(b"torn")
     asked.clear()
-    resolve(PREDICTOR, "predictor")
+    Location.of(PREDICTOR).folder("predictor")
     assert asked == ["/index.json", f"/{PREDICTOR}/training_distance.safetensors"]
     original = packed / PREDICTOR / "training_distance.safetensors"
     assert (folder / "training_distance.safetensors").read_bytes() == original.read_bytes()
 
 
 def test_what_was_fetched_serves_without_a_network(server, cache, monkeypatch):
-    resolve(PREDICTOR, "predictor")
+    Location.of(PREDICTOR).folder("predictor")
     monkeypatch.setenv(named_assets.URL_VARIABLE, "http://127.0.0.1:9")
-    assert resolve(PREDICTOR, "predictor") == cache / PREDICTOR
+    assert Location.of(PREDICTOR).folder("predictor") == cache / PREDICTOR
     monkeypatch.delenv(named_assets.URL_VARIABLE)
-    assert resolve(PREDICTOR, "predictor") == cache / PREDICTOR
+    assert Location.of(PREDICTOR).folder("predictor") == cache / PREDICTOR
     with pytest.raises(AssetError, match=rf"'{ZOO}' is not available: .* is not set"):
-        resolve(ZOO, "zoo")
+        Location.of(ZOO).folder("zoo")
 
 
 def test_a_corrupt_download_is_named_and_not_kept(server, cache):
     _, folder = server
     (folder / ZOO / "index.parquet").write_bytes(b"other")
     with pytest.raises(AssetError, match=rf"/{ZOO}/index\.parquet: corrupt, its sha256 is not"):
-        resolve(ZOO, "zoo")
+        Location.of(ZOO).folder("zoo")
     assert not (cache / ZOO / "index.parquet").exists()
     (folder / ZOO / "index.parquet").unlink()
     with pytest.raises(AssetError, match=rf"/{ZOO}/index\.parquet: could not be fetched"):
-        resolve(ZOO, "zoo")
+        Location.of(ZOO).folder("zoo")
 
 
 def test_an_index_in_a_checkout_without_the_files_is_enough(server, cache, packed, tmp_path):
@@ -190,7 +191,7 @@ def test_an_index_in_a_checkout_without_the_files_is_enough(server, cache, packe
     named_assets.CHECKOUT.mkdir()
     shutil.copyfile(packed / "index.json", named_assets.CHECKOUT / "index.json")
     (folder / "index.json").unlink()
-    assert resolve(ZOO, "zoo") == cache / ZOO
+    assert Location.of(ZOO).folder("zoo") == cache / ZOO
 
 
 def test_unknown_names_are_answered_with_those_there_are(checkout):
@@ -214,7 +215,7 @@ def test_an_index_cannot_lead_out_of_its_folder(checkout, where):
     index["assets"][ZOO]["files"][where] = {"size": 1, "sha256": "0" * 64}
     (checkout / "index.json").write_text(json.dumps(index))
     with pytest.raises(AssetError, match="leads out of its folder"):
-        resolve(ZOO, "zoo")
+        Location.of(ZOO).folder("zoo")
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"format": 9}', '{"format": 1, "assets": {"a": 3}}'])

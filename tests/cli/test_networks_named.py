@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn import spaces
 from transformer_nfn.errors import CheckpointError, SpaceError
-from transformer_nfn.io.assets import resolve
 from transformer_nfn.networks import read_network, resolve_network, save_network
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.module import to_state_dict
@@ -22,7 +21,7 @@ FILES += ["hub", "shards", "shards/model.safetensors.index.json"]
 
 @pytest.fixture(scope="module")
 def zoo() -> Zoo:
-    return Zoo.open(resolve("mnist-sample", "zoo"))
+    return Zoo.open("mnist-sample")
 
 
 @pytest.fixture(scope="module")

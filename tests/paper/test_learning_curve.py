@@ -7,7 +7,7 @@ import pytest
 
 from tnfn_command import as_json, assert_refused, printed
 from transformer_nfn import __version__
-from transformer_nfn.io.assets import resolve
+from transformer_nfn.io.assets import asset_folder
 from transformer_nfn.paper.numbers import mean_text
 from transformer_nfn.paper.tables import reproduce, table_cells
 from transformer_nfn.prediction.metrics import standard_error
@@ -25,7 +25,7 @@ def file_sha(zoo):
 @pytest.fixture(scope="module")
 def zoo():
     """160 networks, of which 112 are to train on."""
-    return resolve("mnist-sample", "zoo")
+    return asset_folder("mnist-sample", "zoo")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import kendalltau
 
 from tnfn_command import as_json, assert_refused
-from transformer_nfn.io.assets import resolve
+from transformer_nfn.io.assets import asset_folder
 from transformer_nfn.paper.rows import result_rows
 from transformer_nfn.paper.table_text import markdown_table
 from transformer_nfn.paper.tables import reproduce
@@ -28,7 +28,7 @@ def out(tmp_path_factory):
 @pytest.fixture(scope="module")
 def records(digits_zoo, out):
     return reproduce(
-        "transfer", resolve("mnist-sample", "zoo"), out, to=[digits_zoo.path], seeds=[0, 1],
+        "transfer", asset_folder("mnist-sample", "zoo"), out, to=[digits_zoo.path], seeds=[0, 1],
         epochs=2, models=LEARNERS,
     )  # fmt: skip
 
@@ -86,7 +86,7 @@ def test_a_run_ranks_networks_it_has_not_seen(tmp_path):
 
 def test_what_cannot_be_is_refused(digits_zoo, tmp_path):
     to = ("--to", "mnist-sample")
-    shutil.copytree(resolve("mnist-sample", "zoo"), tmp_path / "copy")
+    shutil.copytree(asset_folder("mnist-sample", "zoo"), tmp_path / "copy")
     for message, *words in (
         ("name another zoo, whose networks are to be ranked", "transfer", "mnist-boosting"),
         ("there is no model 'mlp2'", "transfer", "mnist-sample", *to, "--models", "mlp2"),

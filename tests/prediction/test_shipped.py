@@ -7,7 +7,7 @@ import pytest
 from made_networks import assert_fields_are_checked
 
 from tnfn_command import as_json
-from transformer_nfn.io.assets import CHECKOUT, read_index, resolve
+from transformer_nfn.io.assets import CHECKOUT, asset_folder, read_index
 from transformer_nfn.prediction.predict import predict
 from transformer_nfn.prediction.runs import RUN_FILE, RunRecord
 from transformer_nfn.zoo import Zoo
@@ -20,7 +20,7 @@ GUARDED = ["mnist-boosting", *(pytest.param(n, marks=pytest.mark.nightly) for n 
 
 def test_every_shipped_asset_is_intact(tmp_path: Path) -> None:
     for name, asset in read_index(CHECKOUT / "index.json").items():
-        path = resolve(name, asset.kind)
+        path = asset_folder(name, asset.kind)
         if asset.kind == "predictor":
             assert {RUN_FILE, *RunRecord.read(path).files} == {*asset.files}
     assert_fields_are_checked(CHECKOUT / "mnist-boosting", tmp_path / "copy")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
-from transformer_nfn.io.assets import resolve
+from transformer_nfn.io.location import Location
 from transformer_nfn.models.predictor import model_name
 from transformer_nfn.paper.gather import Run, Study, ZooStudy, gather
 from transformer_nfn.paper.table_text import curve_lines
@@ -33,8 +33,8 @@ def recount(runs: list, zoos: list) -> dict[str, Any]:
     ``title`` and ``numbers``; that of predictions has ``panels`` of these, whose marks also have
     ``words`` that are said of them.
     """
-    study = gather([resolve(folder, "predictor") for folder in runs])
-    named = [(str(zoo), open_zoo(resolve(zoo, "zoo"))) for zoo in zoos]
+    study = gather([Location.of(folder).folder("predictor") for folder in runs])
+    named = [(str(zoo), open_zoo(zoo)) for zoo in zoos]
     held = [Held(zoo, named) for zoo in study.zoos]
     numbers = _of_runs(study) | _of_tables(study)
     charts: list[dict[str, Any]] = []

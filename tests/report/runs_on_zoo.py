@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from transformer_nfn.checkpoints import open_model
-from transformer_nfn.io.assets import resolve
 from transformer_nfn.prediction.data import describe_zoo
 from transformer_nfn.prediction.metrics import scores
 from transformer_nfn.prediction.protocol import Protocol
@@ -65,7 +64,7 @@ def write_run_on(
 
 def write_mixed(folder: Path) -> Path:
     """A mixed zoo of one size, and in ``runs`` a run on it, as training writes it."""
-    zoo, kind = Zoo.open(resolve("mnist-sample", "zoo")), "w32-h2-d2"
+    zoo, kind = Zoo.open("mnist-sample"), "w32-h2-d2"
     mixed, run = folder / "mixed", folder / "runs" / "whole_network"
     mixed.mkdir(parents=True)
     write_groups(mixed, [SizeGroup.from_name(kind)], {"task": "mnist", "seeds": "each"})

@@ -9,7 +9,7 @@ from run_folders import write_run
 from runs_on_zoo import make_own_zoo, write_mixed, write_run_on
 
 from tnfn_command import as_json, assert_refused, printed
-from transformer_nfn.io.assets import resolve
+from transformer_nfn.io.assets import asset_folder
 from transformer_nfn.prediction.runs import RunError, read_predictions
 from transformer_nfn.report import write_report
 from transformer_nfn.zoo import Zoo
@@ -23,7 +23,7 @@ def numbers(path):
 
 @pytest.fixture(scope="module")
 def sample():
-    return Zoo.open(resolve("mnist-sample", "zoo"))
+    return Zoo.open("mnist-sample")
 
 
 def test_predictors_are_taken_by_name(tmp_path):
@@ -63,7 +63,7 @@ def test_a_given_zoo_shows_all_networks_and_names_rows_by_its_path(tmp_path, sam
     out = tmp_path / "report.html"
     write_report([tmp_path / "runs"], out)
     assert numbers(out)["z0.histogram"] == "48"
-    path = str(resolve("mnist-sample", "zoo"))
+    path = str(asset_folder("mnist-sample", "zoo"))
     write_report([tmp_path / "runs"], out, zoos=[path])
     assert numbers(out)["z0.histogram"] == str(len(sample))
     assert numbers(out)["z0.m0.w0.id"].startswith(f"{path}#")

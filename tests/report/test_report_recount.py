@@ -14,7 +14,6 @@ from recount import recount
 from run_folders import write_curve, write_run, write_study
 from runs_on_zoo import write_mixed, write_run_on
 
-from transformer_nfn.io.assets import resolve
 from transformer_nfn.report import write_report
 from transformer_nfn.zoo import Zoo
 
@@ -196,7 +195,7 @@ def many_networks(folder):
 
 def with_its_zoo(folder):
     """Runs on a real zoo, which is given too: all of its networks are counted."""
-    zoo = Zoo.open(resolve("mnist-sample", "zoo"))
+    zoo = Zoo.open("mnist-sample")
     write_run_on(zoo, folder / "a", model="statnn")
     write_run_on(zoo, folder / "b", model="mlp", noise=0.2)
     return [folder], ["mnist-sample"]

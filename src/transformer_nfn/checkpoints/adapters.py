@@ -224,11 +224,9 @@ def compare_adapters(a: Adapter, b: Adapter) -> AdapterComparison:
 
 
 def _different_bases(a: Adapter, b: Adapter) -> tuple[str, str] | None:
-    """What two adapters call their bases, unless that is one name or one folder."""
+    """What two adapters call their bases, unless that is one name."""
     first, second = (side.config.get(BASE_FIELD) for side in (a, b))
     if not isinstance(first, str) or not isinstance(second, str) or first == second:
-        return None
-    if a.base is not None and b.base is not None and a.base.resolve() == b.base.resolve():
         return None
     return first, second
 

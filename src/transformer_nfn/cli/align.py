@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from rich.table import Table
 from transformer_nfn.cli.console import echo_json, passing_bar
 from transformer_nfn.cli.options import (
     ArchitectureOption,
+    BaseOption,
     FamilyOption,
     JsonOption,
     NetworkArgument,
@@ -28,6 +30,7 @@ def align_command(
     architecture: ArchitectureOption = None,
     family: FamilyOption = None,
     settings: SetOption = None,
+    base: BaseOption = None,
     rounds: Annotated[
         int | None, typer.Option(help="Limit of rounds over all blocks.", min=1)
     ] = None,
@@ -55,10 +58,11 @@ def align_command(
       tnfn align mnist-sample#0 mnist-sample#1 --out aligned.safetensors
     """
     from transformer_nfn.checkpoints.alignment import align
-    from transformer_nfn.networks import resolve_network
+    from transformer_nfn.networks import check_base, resolve_network
 
-    options = open_options(architecture, family, settings)
+    options = open_options(architecture, family, settings, base)
     networks = [resolve_network(name) for name in (first, second)]
+    check_base(networks, options)
     limit: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
     with (
         networks[0].open_model(options) as A,
@@ -84,5 +88,6 @@ def align_command(
         f"wrote {out}: the function of {first} (outputs on random inputs differ by "
         f"{aligned.difference or 0.0:.1e}, rounding explains {aligned.noise:.1e})"
     )
+    options = replace(options, base=None)  # what is written has its weights
     if options:
         typer.echo(f"open it with the same options: {options}")

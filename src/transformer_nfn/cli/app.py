@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,10 +48,16 @@ PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
     },
 }
 """Panels of `tnfn --help`, and the commands in each."""
+OFFLINE = "--offline"
 
 
 class Root(RootCommand):
     """The root command, which lists commands by panel."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words; ``--offline`` may stand anywhere."""
+        words = [word for word in args if word != OFFLINE]
+        return super().parse_args(ctx, [OFFLINE, *words] if words != args else words)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all commands, in the order of `PANELS`."""
@@ -79,10 +86,24 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+def _forbid_network(value: bool) -> None:
+    if value:
+        from transformer_nfn.io.downloads import OFFLINE_VARIABLE
+
+        os.environ[OFFLINE_VARIABLE] = "1"
+
+
 @app.callback()
 def root(
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+    offline: bool = typer.Option(
+        False,
+        OFFLINE,
+        callback=_forbid_network,
+        is_eager=True,
+        help="Use no network, only what is on this machine; also after a command.",
     ),
 ) -> None:
     """Reads the weights of transformers."""

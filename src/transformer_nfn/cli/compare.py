@@ -16,6 +16,7 @@ from transformer_nfn.cli.console import echo_json, echo_result, passing_bar, tab
 from transformer_nfn.cli.options import (
     NETWORK,
     ArchitectureOption,
+    BaseOption,
     FamilyOption,
     JsonOption,
     SetOption,
@@ -50,10 +51,7 @@ def compare_command(
     architecture: ArchitectureOption = None,
     family: FamilyOption = None,
     settings: SetOption = None,
-    base: Annotated[
-        Path | None,
-        typer.Option(help="The model that adapters (LoRA) among A and B change."),
-    ] = None,
+    base: BaseOption = None,
     prove: Annotated[
         bool | None,
         typer.Option(
@@ -123,7 +121,7 @@ def compare_command(
 
       tnfn compare --matrix models/ --out pairs.json --figure pairs.png
     """
-    options = replace(open_options(architecture, family, settings), base=base)
+    options = open_options(architecture, family, settings, base)
     if matrix is not None:
         if first is not None or prove is not None or expect is not None:
             raise TransformerNFNError(
@@ -157,11 +155,10 @@ def _compare_checkpoints(
     """The verdict on two checkpoints, and whether they are the same function."""
     from transformer_nfn.checkpoints import relate
     from transformer_nfn.checkpoints.relations import draw_relation
-    from transformer_nfn.io.adapter import is_adapter
+    from transformer_nfn.networks import check_base
 
-    adapters = [network.name for network in networks if is_adapter(network.name)]
-    if options.base is not None and not adapters:
-        raise TransformerNFNError("--base is for adapters (LoRA), and neither A nor B is one")
+    check_base(networks, options)
+    adapters = [network for network in networks if network.is_adapter]
     if len(adapters) == 2 and options.base is None:
         return _compare_adapters(adapters, figure, json_output)
     if len(adapters) == 1 and options.base is None:
@@ -177,27 +174,26 @@ def _compare_checkpoints(
     return relation.verdict, relation.same_function
 
 
-def _with_base(networks: Sequence[Network], name: str, options: OpenOptions) -> OpenOptions:
-    """The other checkpoint is the base of an adapter that names none that is there."""
-    from transformer_nfn.io.adapter import Adapter
-
-    with Adapter.open(name) as adapter:
-        if adapter.base is not None:
+def _with_base(
+    networks: Sequence[Network], adapter: Network, options: OpenOptions
+) -> OpenOptions:
+    """The other checkpoint is the base of an adapter that names no model of a hub."""
+    with adapter.open_adapter() as opened:
+        if opened.base is not None:
             return options
-    other = next(network for network in networks if network.name != name)
-    return replace(options, base=Path(other.name))
+    other = next(network for network in networks if network is not adapter)
+    return replace(options, base=other.name)
 
 
 def _compare_adapters(
-    names: Sequence[str], figure: Path | None, json_output: bool
+    adapters: Sequence[Network], figure: Path | None, json_output: bool
 ) -> tuple[str, bool | None]:
     """The verdict on two adapters by themselves, and whether they are the same change."""
     from transformer_nfn.checkpoints.adapters import compare_adapters
-    from transformer_nfn.io.adapter import Adapter
 
     if figure is not None:
         raise TransformerNFNError("--figure draws blocks: adapters need --base for that")
-    with Adapter.open(names[0]) as a, Adapter.open(names[1]) as b:
+    with adapters[0].open_adapter() as a, adapters[1].open_adapter() as b:
         result = compare_adapters(a, b)
     echo_result(result, json_output)
     return {True: "same", False: "different", None: "unclear"}[result.same], result.same

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from transformer_nfn.cli.console import echo_result
 from transformer_nfn.cli.options import (
     ArchitectureOption,
+    BaseOption,
     FamilyOption,
     JsonOption,
     NetworkArgument,
@@ -18,20 +19,18 @@ from transformer_nfn.cli.options import (
     open_options,
 )
 
-if TYPE_CHECKING:
-    from transformer_nfn.checkpoints.families import Model, OpenOptions
-
 
 def diff_command(
     first: NetworkArgument,
     second: NetworkArgument,
     third: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--with", metavar="C", help="Explain B as a mixture of A and this model."),
     ] = None,
     architecture: ArchitectureOption = None,
     family: FamilyOption = None,
     settings: SetOption = None,
+    base: BaseOption = None,
     figure: Annotated[
         Path | None, typer.Option("--figure", help="Draw changes by block and tensor here.")
     ] = None,
@@ -58,22 +57,18 @@ def diff_command(
     """
     from transformer_nfn.checkpoints.differences import diff, draw_difference
     from transformer_nfn.io.files import check_writable
+    from transformer_nfn.networks import check_base, resolve_network
     from transformer_nfn.report.difference_page import write_difference_page
 
     check_writable(figure, page)
-    options = open_options(architecture, family, settings)
+    options = open_options(architecture, family, settings, base)
+    networks = [resolve_network(name) for name in (first, second, third) if name is not None]
+    check_base(networks, options)
     with ExitStack() as stack:
-        A, B = (stack.enter_context(_open(name, options)) for name in (first, second))
-        C = None if third is None else stack.enter_context(_open(third, options))
-        difference = diff(A, B, C)
+        A, B, *C = (stack.enter_context(network.open_model(options)) for network in networks)
+        difference = diff(A, B, *C)
     if figure is not None:
         draw_difference(difference, figure)
     if page is not None:
         write_difference_page(difference, page, (first, second))
     echo_result(difference, as_json)
-
-
-def _open(name: str | Path, options: OpenOptions) -> Model:
-    from transformer_nfn.networks import resolve_network
-
-    return resolve_network(name).open_model(options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from rich.table import Table
 from transformer_nfn.cli.console import passing_bar
 from transformer_nfn.cli.options import (
     ArchitectureOption,
+    BaseOption,
     FamilyOption,
     NetworkArgument,
     SeedOption,
@@ -31,6 +33,7 @@ def disguise_command(
     architecture: ArchitectureOption = None,
     family: FamilyOption = None,
     settings: SetOption = None,
+    base: BaseOption = None,
     seed: SeedOption = 0,
     condition: Annotated[
         float, typer.Option(help="Condition number of every matrix that acts.")
@@ -59,12 +62,14 @@ def disguise_command(
     import torch
 
     from transformer_nfn.checkpoints.disguises import disguise
-    from transformer_nfn.networks import resolve_network
+    from transformer_nfn.networks import check_base, resolve_network
 
-    options = open_options(architecture, family, settings)
+    options = open_options(architecture, family, settings, base)
+    network = resolve_network(file)
+    check_base([network], options)
     generator = torch.Generator().manual_seed(seed)
     columns = ("disguising", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with resolve_network(file).open_model(options) as model, passing_bar(*columns) as bar:
+    with network.open_model(options) as model, passing_bar(*columns) as bar:
         width = model.dtype.itemsize
         total = sum(math.prod(shape) for shape in model.names.values()) * width
         task = bar.add_task("disguise", total=total)
@@ -80,5 +85,6 @@ def disguise_command(
     if model.description.tied and not done.description.tied:
         typer.echo("the output matrix was the token embedding and is its own now (--keep-tie)")
     typer.echo(f"wrote {out}: the function of {file} with other weights")
+    options = replace(options, base=None)  # what is written has its weights
     if options:
         typer.echo(f"open it with the same options: {options}")

@@ -16,6 +16,7 @@ from rich.table import Table
 from transformer_nfn.cli.console import echo_json, passing_bar, table_console
 from transformer_nfn.cli.options import (
     ArchitectureOption,
+    BaseOption,
     FamilyOption,
     JsonOption,
     SetOption,
@@ -47,6 +48,7 @@ def fingerprint_command(
     architecture: ArchitectureOption = None,
     family: FamilyOption = None,
     settings: SetOption = None,
+    base: BaseOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write a new file of fingerprints.")
     ] = None,
@@ -82,7 +84,7 @@ def fingerprint_command(
         raise TransformerNFNError("--out begins a new file and --add adds to one: give one of them")
     if out is not None and out.exists():
         raise TransformerNFNError(f"'{out}' is there already: --add adds to it")
-    options = open_options(architecture, family, settings)
+    options = open_options(architecture, family, settings, base)
     entries = _take(files, options)
     matches, searched = None, []
     if database is not None:
@@ -103,18 +105,20 @@ def fingerprint_command(
 def _take(files: Sequence[str], options: OpenOptions) -> list[Entry]:
     """Fingerprints of checkpoints."""
     from transformer_nfn.checkpoints.fingerprints import Database, Entry, take_fingerprint
-    from transformer_nfn.networks import resolve_network
+    from transformer_nfn.networks import check_base, resolve_network
 
     entries: list[Entry] = []
+    networks = {file: resolve_network(file) for file in files if not file.endswith(".parquet")}
+    check_base(networks.values(), options)
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "blocks")
     with passing_bar(*columns) as bar:
         for file in files:
-            if file.endswith(".parquet"):
+            if file not in networks:
                 with Database(file) as stored:
                     entries += stored
                 continue
             name = file.rstrip("/") or file
-            with resolve_network(file).open_model(options) as model:
+            with networks[file].open_model(options) as model:
                 task = bar.add_task(name, total=len(model.description.blocks))
                 progress = partial(_advance, bar, task)
                 entries.append(Entry(name, take_fingerprint(model, progress)))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from transformer_nfn.checkpoints.inspection import BlockReport, Inspection
     from transformer_nfn.checkpoints.units import Redundancy
+    from transformer_nfn.networks import Network
 
 
 def inspect_command(
@@ -53,16 +54,16 @@ def inspect_command(
       tnfn inspect mnist-sample#0 --json
     """
     from transformer_nfn.checkpoints.inspection import draw_spectra, inspect
-    from transformer_nfn.io.adapter import is_adapter
     from transformer_nfn.networks import resolve_network
 
     options = open_options(architecture, family, settings)
-    if is_adapter(file):
+    network = resolve_network(file)
+    if network.is_adapter:
         if figure is not None:
             raise TransformerNFNError(f"--figure draws blocks, and '{file}' is an adapter (LoRA)")
-        _inspect_adapter(file, as_json)
+        _inspect_adapter(network, as_json)
         return
-    with resolve_network(file).open_model(options) as model, passing_bar() as bar:
+    with network.open_model(options) as model, passing_bar() as bar:
         task = bar.add_task("blocks", total=len(model.description.blocks))
         report = inspect(model, lambda _: bar.advance(task))
     if figure is not None:
@@ -75,11 +76,10 @@ def inspect_command(
         typer.echo(f"wrote {figure}")
 
 
-def _inspect_adapter(folder: str, as_json: bool) -> None:
+def _inspect_adapter(network: Network, as_json: bool) -> None:
     from transformer_nfn.checkpoints.adapters import effective_rank, inspect_adapter
-    from transformer_nfn.io.adapter import Adapter
 
-    with Adapter.open(folder) as adapter:
+    with network.open_adapter() as adapter:
         report = inspect_adapter(adapter)
     if as_json:
         echo_json(report.as_json())

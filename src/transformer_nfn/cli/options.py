@@ -39,9 +39,9 @@ def named(kind: str) -> Callable[[Path | None], Path | None]:
     """Callback of an argument that takes a folder or the name of an asset of a kind."""
 
     def find(path: Path | None) -> Path | None:
-        from transformer_nfn.io.assets import resolve
+        from transformer_nfn.io.location import Location
 
-        return None if path is None else resolve(path, kind)
+        return None if path is None else Location.of(path).folder(kind)
 
     return find
 
@@ -87,7 +87,10 @@ VariantOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="A variant of the predictor, such as authors: their layers."),
 ]
-NETWORK = "A network: a .safetensors or .pt file, a folder, or a row of a zoo (ZOO#12)."
+NETWORK = (
+    "A network: a .safetensors or .pt file, a folder, a row of a zoo (ZOO#12), or a model of a hub "
+    "(org/name)."
+)
 NetworkArgument = Annotated[str, typer.Argument(help=NETWORK)]
 SeedOption = Annotated[
     int, typer.Option(help="Seed of all random numbers.", callback=seed_from(-(2**63)))
@@ -113,6 +116,14 @@ SetOption = Annotated[
         "holds for every checkpoint of the command.",
     ),
 ]
+BaseOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="What an adapter (LoRA) changes: a file, a folder, or a model of a hub (default: the "
+        "one that the adapter names).",
+    ),
+]
 
 SETTING = re.compile(r"([A-Za-z_]\w*)=(.+)", re.DOTALL)
 WORDS = {"True": True, "False": False, "None": None}
@@ -132,7 +143,10 @@ def pick_device(name: str) -> str:
 
 
 def open_options(
-    architecture: Path | None, family: str | None, settings: Sequence[str] | None
+    architecture: Path | None,
+    family: str | None,
+    settings: Sequence[str] | None,
+    base: str | None = None,
 ) -> OpenOptions:
     """Options of a command that define how its checkpoints are opened."""
     from transformer_nfn.checkpoints.families import OpenOptions
@@ -148,7 +162,7 @@ def open_options(
         if match[1] in parsed:
             raise TransformerNFNError(f"--set states '{match[1]}' twice")
         parsed[match[1]] = _setting(match[1], match[2])
-    return OpenOptions(architecture, family, parsed)
+    return OpenOptions(architecture, family, parsed, base)
 
 
 def _setting(name: str, text: str) -> Any:

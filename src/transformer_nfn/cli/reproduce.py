@@ -41,12 +41,13 @@ BY_MODEL = ("table1", "table2", "table7", LEARNING_CURVE.name, TARGETS.name)
 
 def zoo_or_run(given: Path | None) -> Path | None:
     """For an argument: the folder that a path, or the name of a zoo or predictor, stands for."""
-    from transformer_nfn.io.assets import NAME, known_assets, resolve
+    from transformer_nfn.io.assets import NAME, known_assets
+    from transformer_nfn.io.location import Location
 
     if given is None or given.exists() or not NAME.fullmatch(str(given)):
         return given
     asset = known_assets().get(str(given))
-    return resolve(given, "zoo" if asset is None else asset.kind)
+    return Location.of(given).folder("zoo" if asset is None else asset.kind)
 
 
 def reproduce_command(

@@ -133,7 +133,7 @@ def build(
     from dataclasses import asdict, fields
 
     from transformer_nfn.cli.zoo_display import BuildBar
-    from transformer_nfn.io.assets import resolve
+    from transformer_nfn.io.location import Location
     from transformer_nfn.zoo import BuildOptions, build_mixed, size_groups
     from transformer_nfn.zoo import build as build_zoo
     from transformer_nfn.zoo.summary import summarise, summarise_mixed
@@ -142,7 +142,7 @@ def build(
     groups = size_groups(*(whole_numbers(arguments[s], f"--{s} {form}") for s in SIZES))
     arguments |= asdict(groups[0])
     if vectors is not None:
-        arguments["vectors"] = resolve(vectors, "zoo")
+        arguments["vectors"] = Location.of(vectors).folder("zoo")
     options = BuildOptions(**{field.name: arguments[field.name] for field in fields(BuildOptions)})
     with BuildBar(Console(stderr=True)) as bar:
         if len(groups) == 1:
@@ -218,11 +218,10 @@ def rows(
       tnfn zoo rows zoos/digits --percent 75 --json
     """
     from transformer_nfn.cli.network_tables import rows_table
-    from transformer_nfn.io.assets import resolve
     from transformer_nfn.networks import zoo_rows
     from transformer_nfn.zoo.store import MixedZoo, ModelZoo, open_zoo
 
-    opened = open_zoo(resolve(path, "zoo"))
+    opened = open_zoo(path)
     for option, bound in (("--min-accuracy", min_accuracy), ("--max-accuracy", max_accuracy)):
         if bound is not None and not 0 <= bound <= 1:
             raise TransformerNFNError(f"{option} must lie between 0 and 1, found {bound}")
@@ -280,11 +279,10 @@ def plot(
 
       tnfn zoo plot zoos/digits --out digits.png
     """
-    from transformer_nfn.io.assets import resolve
     from transformer_nfn.zoo.store import open_zoo
     from transformer_nfn.zoo.summary import plot_accuracies
 
-    zoo = open_zoo(resolve(path, "zoo"))
+    zoo = open_zoo(path)
     # Beside the folder, because a zoo holds only its own files; for a name, in this folder.
     target = out or Path(path).resolve().with_suffix(".png")
     typer.echo(plot_accuracies(zoo, target, bins))

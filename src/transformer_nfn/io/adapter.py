@@ -18,8 +18,8 @@ from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError
 from transformer_nfn.io.checkpoint import ADAPTER, Checkpoint, OpenFiles, check_numbers, open_source
-from transformer_nfn.io.checkpoint import WEIGHTS as MODEL_WEIGHTS
 from transformer_nfn.io.json_fields import read_object
+from transformer_nfn.io.location import HUB, Location
 from transformer_nfn.io.tensor_files import TensorInfo, closed_on_error, inside
 
 CONFIG, *WEIGHTS = ADAPTER
@@ -106,8 +106,12 @@ class Adapter(OpenFiles):
             self._refuse("holds no factors lora_A and lora_B")
 
     @staticmethod
-    def open(folder: str | Path) -> Adapter:
-        """Open a folder; reads no factors."""
+    def open(folder: str | Path, *, where: str | None = None) -> Adapter:
+        """Open a folder; reads no factors.
+
+        Args:
+            where: name in errors; its path if not given.
+        """
         folder = Path(folder)
         if not os.path.lexists(folder / CONFIG):
             raise CheckpointError(f"'{folder}' holds no {CONFIG}")
@@ -118,21 +122,17 @@ class Adapter(OpenFiles):
         path = inside(folder, found[0], folder)
         checkpoint = Checkpoint(str(path), open_source(path, str(path)))
         with closed_on_error(checkpoint.close):
-            return Adapter(str(folder), checkpoint, config)
+            return Adapter(str(folder) if where is None else where, checkpoint, config)
 
     @property
-    def base(self) -> Path | None:
-        """The folder of the base that the config names, if it is there."""
-        named = self.config.get(BASE_FIELD)
-        if not isinstance(named, str) or not named or "\0" in named:
+    def base(self) -> Location | None:
+        """The model of a hub that the config names as the base; never a folder."""
+        named, revision = self.config.get(BASE_FIELD), self.config.get("revision")
+        at = f"@{revision}" if isinstance(revision, str) and revision else ""
+        try:
+            return Location.hub(f"{HUB}{named}{at}" if isinstance(named, str) else "")
+        except CheckpointError:
             return None
-        for path in (Path(self.where) / named, Path(named)):
-            try:
-                if path.exists():
-                    return path
-            except OSError:
-                continue
-        return None
 
     def factors(self, module: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
         """``scale · B [out, r]`` and ``A [r, in]`` of one change."""
@@ -188,15 +188,6 @@ class Adapter(OpenFiles):
 
     def _refuse(self, why: str) -> NoReturn:
         raise CheckpointError(f"'{self.where}' is not a readable LoRA adapter: {why}")
-
-
-def is_adapter(path: str | Path) -> bool:
-    """Whether a path is a folder with an adapter and no model of its own."""
-    try:
-        names = {entry.name for entry in Path(path).iterdir()} if Path(path).is_dir() else set()
-    except OSError:
-        return False
-    return not names.isdisjoint(ADAPTER) and names.isdisjoint(MODEL_WEIGHTS)
 
 
 def adapted(base: Checkpoint, adapter: Adapter) -> Checkpoint:

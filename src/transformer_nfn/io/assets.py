@@ -73,17 +73,9 @@ class Asset:
         return {**facts, "path": self.path, "files": files}
 
 
-def resolve(text: str | Path, kind: str) -> Path:
-    """Resolve a path or the name of an asset to a folder; checks the files of an asset.
-
-    Args:
-        text: a name or a path. A text that cannot be a name is a path, whether it exists or not.
-        kind: ``zoo`` or ``predictor``.
-    """
-    path = Path(text)
-    if path.exists() or not NAME.fullmatch(str(text)):
-        return path
-    asset = _find(str(text), kind)
+def asset_folder(name: str, kind: str) -> Path:
+    """The folder of a ``zoo`` or ``predictor`` by its name; checks the files."""
+    asset = _find(name, kind)
     return _in_checkout(asset) or _in_cache(asset)
 
 

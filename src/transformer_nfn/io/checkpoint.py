@@ -357,24 +357,10 @@ def find_weights(folder: Path, where: str) -> Path:
         folder: as model hubs lay it out; an adapter is refused, unless other weights are there.
         where: its name in errors.
     """
-    for name in WEIGHTS:
-        if os.path.lexists(folder / name):
-            return inside(folder, name, folder)
-    converted = {suffix: sorted(folder.glob(f"*{suffix}")) for suffix in (GGUF, ONNX)}
-    adapter = next((name for name in ADAPTER if (folder / name).is_file()), None)
-    if adapter and not converted[GGUF]:
-        refuse(f"{where.rstrip('/')}/{adapter}", ADAPTER_WORDS)
-    for suffix, files in converted.items():
-        if len(files) == 1:
-            return inside(folder, files[0].name, folder)
-        if files:
-            what = f"{len(files)} {suffix[1:].upper()} files"
-            raise CheckpointError(f"'{folder}' holds {what}: name one of them")
-    below = sorted(folder.glob(f"*/*{ONNX}"))
-    if below:
-        raise CheckpointError(
-            f"'{where}' holds no weights but ONNX in folders below: name a file, as in '{below[0]}'"
-        )
+    names = [path.relative_to(folder).as_posix() for path in folder.glob(f"*/*{ONNX}")]
+    chosen = choose_weights([*os.listdir(folder), *names], where)
+    if chosen is not None:
+        return inside(folder, chosen, folder)
     networks = sorted(path for path in folder.iterdir() if _is_network(path))
     if networks:
         raise CheckpointError(
@@ -382,6 +368,41 @@ def find_weights(folder: Path, where: str) -> Path:
             f"'{networks[0]}', or for `tnfn predict` all of them as '{folder}/*'"
         )
     raise CheckpointError(f"'{folder}' holds no weights: expected {' or '.join(WEIGHTS[:3])}")
+
+
+def choose_weights(names: Iterable[str], where: str) -> str | None:
+    """Which of the files of a folder holds its weights, or the index of those that do.
+
+    Args:
+        names: of the folder, and of ONNX files in folders below.
+        where: the folder's name in errors, ``hf:org/name:`` of a repository.
+    """
+    held, place = set(names), where if where.endswith(":") else f"{where.rstrip('/')}/"
+    for name in WEIGHTS:
+        if name in held:
+            return name
+    converted = {
+        suffix: sorted(name for name in held if name.endswith(suffix) and "/" not in name)
+        for suffix in (GGUF, ONNX)
+    }
+    adapter = next((name for name in ADAPTER if name in held), None)
+    if adapter is not None and not converted[GGUF]:
+        refuse(f"{place}{adapter}", ADAPTER_WORDS)
+    for suffix, files in converted.items():
+        if len(files) == 1:
+            return files[0]
+        if files:
+            raise CheckpointError(
+                f"'{where}' holds {len(files)} {suffix[1:].upper()} files: name one of them, such "
+                f"as '{place}{files[0]}'"
+            )
+    below = sorted(name for name in held if name.endswith(ONNX))
+    if below:
+        raise CheckpointError(
+            f"'{where}' holds no weights but ONNX in folders below: name a file, as in "
+            f"'{place}{below[0]}'"
+        )
+    return None
 
 
 def _is_network(path: Path) -> bool:
@@ -444,16 +465,20 @@ def sentence_modules(folder: Path) -> dict[str, str]:
 
 def read_shard_index(index: Path) -> dict[str, Path]:
     """The file of each tensor; rejects paths out of the folder of the index."""
+    names = shard_names(index)
+    found = {shard: inside(index.parent, shard, index) for shard in dict.fromkeys(names.values())}
+    return {name: found[shard] for name, shard in names.items()}
+
+
+def shard_names(index: Path) -> dict[str, str]:
+    """The name of the file of each tensor, unchecked."""
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"'{index}' is not an index of shards: it has no 'weight_map'")
-    found: dict[str, Path] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str):
             raise CheckpointError(f"'{index}': the file of tensor '{name}' is not named by text")
-        if shard not in found:
-            found[shard] = inside(index.parent, shard, index)
-    return {name: found[shard] for name, shard in weight_map.items()}
+    return weight_map
 
 
 def check_plain(keys: Iterable[str], config: Mapping[str, Any], where: str) -> None:

@@ -12,7 +12,15 @@ from typing import Any
 from transformer_nfn.errors import DownloadError, TransformerNFNError, needs_extra
 
 ATTEMPTS = 4
+FORBIDDEN = "the network is forbidden (--offline, HF_HUB_OFFLINE)"
 CACHE_VARIABLE = "TNFN_CACHE"
+OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
+"""Forbids the network, also to the client of the hub; ``--offline`` sets it."""
+
+
+def is_offline() -> bool:
+    """Whether the network is forbidden."""
+    return os.environ.get(OFFLINE_VARIABLE, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def cache_folder(*parts: str) -> Path:
@@ -117,6 +125,8 @@ def resume_download(url: str, output_file: str, _caller: object) -> None:
     What has arrived stays in ``<file>.part`` in the cache, so even another day's attempt
     continues it; pooch then checks the sum of the whole.
     """
+    if is_offline():
+        raise OSError(FORBIDDEN)
     import requests
     from rich.console import Console
     from rich.progress import Progress
@@ -159,6 +169,8 @@ def get_text(url: str) -> str:
     """Fetch the text at an address, without caching it."""
     with needs_extra(DownloadError, "requests", "zoo", f"fetching {url}"):
         import requests
+    if is_offline():
+        raise DownloadError(f"{url}: {FORBIDDEN}")
     try:
         answer = requests.get(url, timeout=30)
         answer.raise_for_status()

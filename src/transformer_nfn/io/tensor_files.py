@@ -486,7 +486,7 @@ def inside(folder: Path, name: str, source: Path) -> Path:
     """A file named by a file of the same folder; never one outside, not even by a link.
 
     The links of a hub's own cache, from ``snapshots/<revision>`` to ``blobs`` beside
-    ``snapshots``, are the one exception.
+    ``snapshots`` or, for files that repositories share, beside them, are the one exception.
     """
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\\" in name or not parts.parts:
@@ -496,8 +496,11 @@ def inside(folder: Path, name: str, source: Path) -> Path:
         raise CheckpointError(f"'{source}' names '{name}', which is missing")
     real, home = path.resolve(), folder.resolve()
     homes = [home]
-    if home.parent.name == "snapshots":
-        homes.append(home.parent.parent / "blobs")
+    if snapshots := [at for at in home.parents if at.name == "snapshots"]:
+        repository = snapshots[0].parent
+        homes.append(repository / "blobs")
+        if repository.name.startswith("models--"):
+            homes.append(repository.parent / "blobs")
     if not any(real.is_relative_to(allowed) for allowed in homes):
         raise CheckpointError(f"'{source}': '{name}' is a link that leads out of its folder")
     return path

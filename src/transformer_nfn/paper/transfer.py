@@ -9,7 +9,6 @@ from typing import cast
 
 import torch
 
-from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import Network
 from transformer_nfn.models.predictor import Predictor, known_variants
 from transformer_nfn.models.task_reader import MAX_TOKENS
@@ -32,7 +31,7 @@ def other_zoos(home: Path, others: Sequence[Path | str]) -> list[Zoo]:
         home: a zoo, or a folder of runs.
         others: folders or names.
     """
-    zoos = [Zoo.open(resolve(path, "zoo")) for path in others]
+    zoos = [Zoo.open(path) for path in others]
     if not zoos:
         raise RunError("name another zoo, whose networks are to be ranked, with --to ZOO")
     names = [zoo.path.name for zoo in zoos]

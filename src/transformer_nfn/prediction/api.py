@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from transformer_nfn.errors import RunError
-from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import Tabular
 from transformer_nfn.models.own_module import declared
 from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, find, known_variants, variant_of
@@ -109,7 +108,7 @@ def train(
         report: progress callback.
     """
     model = declared(predictor)
-    opened = open_zoo(resolve(zoo, "zoo")) if isinstance(zoo, str | Path) else zoo
+    opened = open_zoo(zoo) if isinstance(zoo, str | Path) else zoo
     own = isinstance(opened, ModelZoo)
     if own and (damaged is not None or leave_out or min_accuracy):
         raise RunError(

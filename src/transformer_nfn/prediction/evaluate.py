@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.io.assets import resolve
+from transformer_nfn.io.location import Location
 from transformer_nfn.prediction.data import PERCENT, Dataset, Selection, load_rows, zoos_in
 from transformer_nfn.prediction.metrics import class_scores, scores, worth_in_examples
 from transformer_nfn.prediction.predict import BATCH, Report, TrainedRun, check_readable
@@ -108,11 +108,11 @@ def evaluate(
         trust: see `transformer_nfn.prediction.predict.predict`.
         model: likewise.
     """
-    run = resolve(run, "predictor")
+    run = Location.of(run).folder("predictor")
     trained = TrainedRun.open(run, device, trust=trust, model=model)
     folders = class_folders(run, trained.target)
     digests = TrainingDigests.load(folders[0] if folders else run)
-    opened = open_zoo(resolve(zoo_path, "zoo"))
+    opened = open_zoo(zoo_path)
     zoos = zoos_in(opened)
     for name, zoo in zoos.items():
         _check_readable(trained, zoo, name or str(zoo_path))

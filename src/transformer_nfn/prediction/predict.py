@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import OpenOptions
-from transformer_nfn.io.assets import resolve
+from transformer_nfn.io.location import Location
 from transformer_nfn.models import network_of, tensors_of
 from transformer_nfn.models.predictor import Predictor
 from transformer_nfn.networks import Network, resolve_networks, zoo_rows
@@ -365,7 +365,8 @@ def predict(
         trust: whether a user's class may be imported, if its code is what the run recorded.
         model: a user's class that is taken whatever its code is.
     """
-    trained = TrainedRun.open(resolve(run, "predictor"), device, trust=trust, model=model)
+    folder = Location.of(run).folder("predictor")
+    trained = TrainedRun.open(folder, device, trust=trust, model=model)
     if isinstance(networks, Zoo | ModelZoo):
         resolved = zoo_rows(networks)
     else:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.io.assets import resolve
 from transformer_nfn.paper.gather import Columns, Run, ZooStudy
 from transformer_nfn.prediction.runs import CONFIGURATION, RunError
 from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo, open_zoo
@@ -342,7 +341,7 @@ def within_zoos(parts: Sequence[HeldOut], texts: Iterable[str]) -> list[HeldOut]
     """The same with all networks of the zoos that were named; each must be that of some runs."""
     parts = list(parts)
     for text in texts:
-        opened = open_zoo(resolve(text, "zoo"))
+        opened = open_zoo(text)
         found = [part.within(text, opened) for part in parts]
         if not any(found):
             raise RunError(

@@ -12,8 +12,8 @@ from string import Template
 from typing import Any
 
 from transformer_nfn import __version__
-from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.files import write_text
+from transformer_nfn.io.location import Location
 from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.paper.gather import ABOUT, Run, Study, gather
 from transformer_nfn.paper.rows import OurCell, zoo_seeds, zoo_size
@@ -48,7 +48,7 @@ def write_report(
     """
     if not folders:
         raise RunError("a report needs at least one folder with runs")
-    study = gather([resolve(folder, "predictor") for folder in folders])
+    study = gather([Location.of(folder).folder("predictor") for folder in folders])
     target = Path(out)
     if target.is_dir():
         raise RunError(f"'{target}' is a folder, not a file to write a report to")

@@ -88,8 +88,8 @@ def verify(
         tolerance: test samples by which a network may differ from its record; None for
             `BUILT_TOLERANCE`, or `IMPORTED_TOLERANCE` for an imported zoo.
 
-    >>> from transformer_nfn.io.assets import resolve
-    >>> verdict = verify(resolve("mnist-sample", "zoo"), sample=0)
+    >>> from transformer_nfn.io.location import Location
+    >>> verdict = verify(Location.of("mnist-sample").folder("zoo"), sample=0)
     >>> verdict.ok, verdict.networks
     (True, 160)
     """

@@ -20,9 +20,9 @@ from transformer_nfn.checkpoints.families.recognise import (
     check_no_mixture,
     recognise,
 )
-from transformer_nfn.errors import CheckpointError, MissingTensorError
+from transformer_nfn.errors import CheckpointError, DownloadError, MissingTensorError
 from transformer_nfn.functional.description import Transformer
-from transformer_nfn.io.adapter import BASE_FIELD, Adapter, adapted, is_adapter
+from transformer_nfn.io.adapter import BASE_FIELD, Adapter, adapted
 from transformer_nfn.io.checkpoint import (
     Checkpoint,
     OpenFiles,
@@ -32,6 +32,8 @@ from transformer_nfn.io.checkpoint import (
 )
 from transformer_nfn.io.gguf_file import ARCHITECTURE
 from transformer_nfn.io.layout import file_shape, take
+from transformer_nfn.io.location import Location
+from transformer_nfn.io.tensor_files import closed_on_error
 
 TURNED = ("W_Q", "b_Q", "W_K", "b_K", "q_norm.g", "k_norm.g")
 """Tensors whose last axis rotary positions turn."""
@@ -210,19 +212,22 @@ class Model(OpenFiles):
         return f"Model('{self.where}', {self.description.family}, {len(self.names)} tensors)"
 
 
-def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
+def open_model(path: str | Path | Location, options: OpenOptions | None = None) -> Model:
     """Open a checkpoint of a known family; reads its config and headers, no weights.
 
     Where nothing states whether the output matrix is the token embedding, both are read.
 
     Args:
-        path: a file or folder, as `Checkpoint.open` takes it.
+        path: a file or folder, as `Checkpoint.open` takes it, or a repository of a hub:
+            ``org/name`` or ``hf:org/name@revision:subfolder``, of which the files that are needed
+            are fetched.
         options: what its files do not state; without a family in them it is recognised by
             ``config.json``, or by the names of the tensors.
     """
     options = OpenOptions() if options is None else options
-    checkpoint = _open_adapted(path, options) if is_adapter(path) else open_files(path)
-    return read_model(checkpoint, Path(path), options)
+    location = Location.of(path)
+    checkpoint = _open_adapted(location, options) if location.is_adapter else open_files(location)
+    return read_model(checkpoint, location.checkpoint(), options)
 
 
 def read_model(checkpoint: Checkpoint, path: Path, options: OpenOptions | None = None) -> Model:
@@ -276,29 +281,28 @@ def _check_frequencies(checkpoint: Checkpoint, description: Transformer) -> None
             )
 
 
-def open_files(path: str | Path) -> Checkpoint:
-    """Open a file or folder under the names of hubs."""
-    checkpoint = Checkpoint.open(path)
+def open_files(path: str | Path | Location) -> Checkpoint:
+    """Open a file, folder or repository under the names of hubs."""
+    location = Location.of(path)
+    checkpoint = Checkpoint.open(location.checkpoint(), where=location.text)
     return as_hub(checkpoint) if ARCHITECTURE in checkpoint.config else checkpoint
 
 
-def _open_adapted(path: str | Path, options: OpenOptions) -> Checkpoint:
+def _open_adapted(location: Location, options: OpenOptions) -> Checkpoint:
     """An adapter merged into its base."""
-    adapter = Adapter.open(path)
-    base = options.base or adapter.base
-    if base is None:
-        adapter.close()
-        named = shown(adapter.config.get(BASE_FIELD))
-        raise CheckpointError(
-            f"'{path}' is an adapter (LoRA), and its base {named} is not here: `tnfn compare` "
-            "takes it as --base"
-        )
-    try:
-        if is_adapter(base):
+    adapter = Adapter.open(location.checkpoint(), where=location.text)
+    with closed_on_error(adapter.close):
+        base = adapter.base if options.base is None else Location.of(options.base)
+        if base is None:
             raise CheckpointError(
-                f"'{path}': the base '{base}' expected a model, found an adapter too"
+                f"'{location.text}' is an adapter (LoRA), and its base "
+                f"{shown(adapter.config.get(BASE_FIELD))} is no model of a hub: give it as --base"
             )
-        return adapted(open_files(base), adapter)
-    except BaseException:
-        adapter.close()
-        raise
+        try:
+            if not base.is_adapter:
+                return adapted(open_files(base), adapter)
+        except DownloadError as error:
+            raise DownloadError(f"the base of the adapter '{location.text}': {error}") from error
+        raise CheckpointError(
+            f"'{location.text}': the base '{base.text}' expected a model, found an adapter too"
+        )

@@ -33,7 +33,8 @@ class OpenOptions:
         architecture: a user's data file of a family, see ``docs/families.md``.
         family: the name of a known family, such as ``bert``; skips recognition.
         settings: config fields, which take precedence over those of ``config.json``.
-        base: the model that an adapter (LoRA) changes; else where the adapter says.
+        base: the model that an adapter (LoRA) changes, a path or a repository of a hub; else the
+            repository that the adapter names.
 
     >>> str(OpenOptions(family="bert", settings={"num_attention_heads": 8}))
     '--family bert --set num_attention_heads=8'
@@ -42,7 +43,7 @@ class OpenOptions:
     architecture: Path | None = None
     family: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    base: Path | None = None
+    base: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.architecture is not None and self.family is not None:
@@ -71,10 +72,10 @@ class OpenOptions:
 
     def absolute(self) -> OpenOptions:
         """The same for a process with another working directory."""
-        architecture, base = (
-            None if path is None else path.resolve() for path in (self.architecture, self.base)
-        )
-        return replace(self, architecture=architecture, base=base)
+        architecture, base = self.architecture, self.base
+        if base is not None and Path(base).exists():
+            base = Path(base).resolve()
+        return replace(self, architecture=architecture and architecture.resolve(), base=base)
 
 
 def check_no_mixture(keys: Iterable[str], config: Mapping[str, Any], where: str) -> None:

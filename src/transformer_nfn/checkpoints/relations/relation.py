@@ -25,7 +25,7 @@ from transformer_nfn.checkpoints.relations.scores import relate_by_scores
 from transformer_nfn.checkpoints.relations.verdicts import CONSISTENT, RELATED
 from transformer_nfn.checkpoints.sketches import block_score
 from transformer_nfn.checkpoints.stream import reduced_group
-from transformer_nfn.io.adapter import is_adapter
+from transformer_nfn.io.location import Location
 from transformer_nfn.notebook import bound
 from transformer_nfn.symmetry.rounding import rounding_rms
 
@@ -63,7 +63,7 @@ def relate(A: Model, B: Model, *, prove: bool | None = None) -> Relation:
     """
     conversion, stored = check_conversion(A, B), compare_stored(A, B)
     quantised = conversion is not None and not conversion.alike
-    if quantised or any(is_adapter(model.path) for model in (A, B)):
+    if quantised or any(Location.of(model.path).is_adapter for model in (A, B)):
         stored = AsStored(equal=stored.equal)  # numbers are rounded or computed, entry by entry
     if conversion is not None and conversion.same and not stored.edits:
         return _converted(A, B, conversion)

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from transformer_nfn.checkpoints.families import Model, OpenOptions, open_model, read_model
 from transformer_nfn.checkpoints.families.binding import with_settings
-from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.checkpoint import CONFIG, WEIGHT_FILES, WEIGHTS, Checkpoint
 from transformer_nfn.io.files import open_regular, read_parquet, sweep
+from transformer_nfn.io.location import Location
 from transformer_nfn.io.rewrite import write_folder
 from transformer_nfn.io.tensor_files import InMemory
 from transformer_nfn.known_tasks import UNKNOWN_SEEDS
@@ -94,7 +94,7 @@ class ModelZoo(IndexedRows):
     @staticmethod
     def open(path: Path | str) -> ModelZoo:
         """Open a zoo by its folder; reads no weights."""
-        path = resolve(path, "zoo")
+        path = Location.of(path).folder("zoo")
         if zoo_kind(path) != MODELS_KIND:
             raise StoreError(f"'{path}' is not a zoo of checkpoints: `tnfn zoo import` makes one")
         fields = Checksums(path).read_metadata("zoo.json", MODELS_KIND)

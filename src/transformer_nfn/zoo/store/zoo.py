@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.json_fields import Fields
+from transformer_nfn.io.location import Location
 from transformer_nfn.known_tasks import SEED_KINDS, TASKS, UNKNOWN_SEEDS, seeds_text
 from transformer_nfn.models import Network, network_of
 from transformer_nfn.notebook import to_html
@@ -82,7 +82,7 @@ class Zoo(IndexedRows):
     @staticmethod
     def open(path: Path | str) -> Zoo:
         """Open a zoo, finished or not, by its folder or asset name; reads no weights."""
-        return Zoo(Folder.open(resolve(path, "zoo")))
+        return Zoo(Folder.open(Location.of(path).folder("zoo")))
 
     def __repr__(self) -> str:
         runs = len(set(self.table["run"].tolist()))
@@ -394,11 +394,12 @@ class MixedZoo:
 
 
 def open_zoo(path: Path | str) -> Zoo | MixedZoo | ModelZoo:
-    """Open a zoo of any kind.
+    """Open a zoo of any kind, by its path or name.
 
     >>> len(open_zoo("mnist-sample"))
     160
     """
+    path = Location.of(path).folder("zoo")
     return ModelZoo.open(path) if zoo_kind(path) == MODELS_KIND else open_task_zoo(path)
 
 
