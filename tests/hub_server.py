@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from safetensors.torch import load_file, save_file
+
 LARGE = (".safetensors", ".bin", ".gguf", ".onnx")
 """Files that the hub keeps in LFS, with a sha256 sum."""
 Files = Mapping[str, bytes]
@@ -23,6 +25,19 @@ def read_folder(folder: Path) -> dict[str, bytes]:
     """Files of a folder by their relative path."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def shard(folder: Path) -> Path:
+    """The weights of a folder in two files and an index."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    names = sorted(tensors)
+    half = {name: f"model-0000{1 + (i % 2)}-of-00002.safetensors" for i, name in enumerate(names)}
+    for part in set(half.values()):
+        save_file({n: w for n, w in tensors.items() if half[n] == part}, folder / part)
+    (folder / f"{file.name}.index.json").write_text(json.dumps({"weight_map": half}))
+    file.unlink()
+    return folder
 
 
 def commit_hash(files: Files) -> str:
@@ -46,7 +61,8 @@ class Hub:
         renamed: new ids by old ones.
         spoil: called with the method and path of each request; what it returns is done to the
             response, see `FAULTS`; None for nothing.
-        requests: methods and paths so far.
+        requests: methods and paths so far; ``PART`` for a range of bytes.
+        stall: seconds of the fault ``stall``.
     """
 
     commits: dict[str, list[Files]] = field(default_factory=dict)
@@ -55,6 +71,7 @@ class Hub:
     spoil: Callable[[str, str], str | None] = lambda method, path: None
     requests: list[str] = field(default_factory=list)
     address: str = ""
+    stall: float = 1.0
 
     def put(self, repository: str, files: Files | Path) -> str:
         """Add a commit; returns its name."""
@@ -62,11 +79,9 @@ class Hub:
         self.commits.setdefault(repository, []).append(files)
         return commit_hash(files)
 
-    def fetched(self) -> list[str]:
-        """Names of the files that were sent."""
-        sent = [
-            path for method, path in (r.split(" ", 1) for r in self.requests) if method == "GET"
-        ]
+    def fetched(self, how: str = "GET") -> list[str]:
+        """Names of the files that were sent, or of those of which a ``PART`` was."""
+        sent = [path for method, path in (r.split(" ", 1) for r in self.requests) if method == how]
         return [path.split("/resolve/")[1].split("/", 1)[1] for path in sent if "/resolve/" in path]
 
     def commit(self, repository: str, revision: str) -> Files | None:
@@ -111,13 +126,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bool) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.hub.requests.append(f"{self.command} {path}")
+        self.hub.requests.append(f"{'PART' if 'Range' in self.headers else self.command} {path}")
         fault = self.hub.spoil(self.command, path)
         if fault == "close":
             self.close_connection = True
             return
         if fault == "stall":
-            self.server.stalled.wait(60)  # type: ignore[attr-defined]
+            self.server.stalled.wait(self.hub.stall)  # type: ignore[attr-defined]
             self.close_connection = True
             return
         if fault in STATUS:

@@ -94,6 +94,11 @@ class Network:
         """Whether it is a folder with an adapter (LoRA) and no model of its own."""
         return self.zoo is None and self.models is None and self.location.is_adapter
 
+    @property
+    def is_large(self) -> bool:
+        """Whether it is on a hub and so large that only headers are read without need."""
+        return self.zoo is None and self.models is None and self.location.is_large
+
     def open_adapter(self) -> Adapter:
         """Open the adapter without its base."""
         return Adapter.open(self.location.checkpoint(), where=self.name)
@@ -149,6 +154,11 @@ class Network:
             opened.close()
             raise
         return read_model(opened, location.checkpoint(), options)
+
+    def open_outline(self, options: OpenOptions | None = None) -> Model:
+        """Open a repository of a hub by the headers of its files; its weights cannot be read."""
+        checkpoint, folder = self.location.outline()
+        return read_model(checkpoint, folder, options)
 
     def open_file(self) -> Checkpoint:
         """Open the file without wrappers around its names; reads no weights."""

@@ -5,29 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from hub_server import Hub, read_folder
+from hub_server import Hub, read_folder, shard
 from lora_folders import merge, write_adapter
+from tnfn_command import as_json, tnfn
 from transformer_nfn.checkpoints import OpenOptions, open_model
 from transformer_nfn.errors import CheckpointError, TransformerNFNError
+from transformer_nfn.io import location
 from transformer_nfn.io.hub import commit_of
 from transformer_nfn.testing import write_example_checkpoint
 
 REPOSITORY = "org/model-1.5B"
-
-
-def shard(folder: Path) -> Path:
-    """The weights of a folder in two files and an index."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    names = sorted(tensors)
-    half = {name: f"model-0000{1 + (i % 2)}-of-00002.safetensors" for i, name in enumerate(names)}
-    for part in set(half.values()):
-        save_file({n: w for n, w in tensors.items() if half[n] == part}, folder / part)
-    (folder / f"{file.name}.index.json").write_text(json.dumps({"weight_map": half}))
-    file.unlink()
-    return folder
 
 
 def refused(text: str, options: OpenOptions | None = None) -> str:
@@ -51,6 +40,25 @@ def test_only_the_needed_files_are_fetched_and_only_once(
     assert sorted(hub.fetched()) == sorted(files)
     open_model(text).close()
     assert len(hub.fetched()) == len(files)
+
+
+def test_headers_of_a_large_model(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(location, "LARGE", 5000)
+    folder = shard(write_example_checkpoint(tmp_path / "local"))
+    hub.put(REPOSITORY, folder)
+    here, there = as_json("inspect", folder), as_json("inspect", REPOSITORY)
+    weights = [name for name in read_folder(folder) if name.endswith(".safetensors")]
+    assert hub.fetched("PART") == weights
+    assert not set(weights) & set(hub.fetched())
+    for key in ("family", "sizes", "tensors", "group", "ties"):
+        assert there[key] == here[key]
+    assert (len(here["blocks"]), there["blocks"]) == (2, [])
+    done = tnfn("inspect", REPOSITORY, "--figure", tmp_path / "x.svg")
+    assert (done.returncode, "fetch them first by `hf download`" in done.stderr) == (2, True)
+    open_model(REPOSITORY).close()
+    assert as_json("inspect", REPOSITORY)["blocks"] == here["blocks"]
 
 
 def test_a_named_file_is_read_alone(hub: Hub, tmp_path: Path) -> None:

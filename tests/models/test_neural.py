@@ -1,7 +1,6 @@
 """Transformer-NFN and the neural baselines: the paper's numbers, exactness, files and errors."""
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from phi_mapping import copy_into_paper
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from hub_server import Hub
 from transformer_nfn import spaces
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.models import MLP, Network, StatNN, TransformerNFN
@@ -150,34 +150,28 @@ def test_a_folder_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     made("nfn").save_pretrained(tmp_path)
     TransformerNFN.from_pretrained(tmp_path)
-    with pytest.raises(TransformerNFNError, match=r"install transformer-nfn\[hub\]"):
+    with pytest.raises(TransformerNFNError, match=r"install .transformer-nfn\[hub\]"):
         TransformerNFN.from_pretrained("somebody/some-model")
 
 
-def test_a_model_goes_to_a_hub_and_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The hub is a folder; its functions take the arguments of those they stand for."""
-    import huggingface_hub as hub
+def test_a_model_goes_to_a_hub_and_comes_back(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads are doubles, which take the arguments of those they stand for."""
+    import huggingface_hub
 
     uploads = []
 
     def create_repo(repo_id: str, **options: Any) -> None:
-        (tmp_path / repo_id).mkdir(parents=True, exist_ok=options["exist_ok"])
+        assert options["exist_ok"] or repo_id not in hub.commits
 
     def upload_folder(repo_id: str, folder_path: str, commit_message: str) -> str:
         uploads.append((commit_message, sorted(p.name for p in Path(folder_path).iterdir())))
-        shutil.copytree(folder_path, tmp_path / repo_id, dirs_exist_ok=True)
+        hub.put(repo_id, Path(folder_path))
         return f"https://hub/{repo_id}"
 
-    def snapshot_download(repo_id: str, **options: Any) -> str:
-        if not (tmp_path / repo_id).is_dir():
-            raise OSError("no such repository")
-        return str(tmp_path / repo_id)
-
-    for double in (create_repo, upload_folder, snapshot_download):
+    for double in (create_repo, upload_folder):
         name = double.__name__
-        monkeypatch.setattr(hub, name, create_autospec(getattr(hub, name), side_effect=double))
+        stands = create_autospec(getattr(huggingface_hub, name), side_effect=double)
+        monkeypatch.setattr(huggingface_hub, name, stands)
     model, network = made("nfn"), networks(3)
     for _ in range(2):  # the second time the repository is there
         address = model.push_to_hub("somebody/some-model", commit_message="First")
@@ -185,8 +179,8 @@ def test_a_model_goes_to_a_hub_and_comes_back(
     assert uploads == [("First", ["config.json", "model.safetensors"])] * 2
     back = TransformerNFN.from_pretrained("somebody/some-model", revision="main")
     assert torch.equal(back(network), model(network))
-    assert hub.snapshot_download.call_args.kwargs["revision"] == "main"
-    with pytest.raises(TransformerNFNError, match="neither a folder nor a model that can be down"):
+    assert sorted(hub.fetched()) == ["config.json", "model.safetensors"]
+    with pytest.raises(TransformerNFNError, match="no model on the hub"):
         TransformerNFN.from_pretrained("somebody/another")
 
 

@@ -151,10 +151,13 @@ class Inspection:
         }
 
 
-def inspect(model: Model, progress: Callable[[str], None] | None = None) -> Inspection:
+def inspect(
+    model: Model, progress: Callable[[str], None] | None = None, *, weights: bool = True
+) -> Inspection:
     """Inspect an open checkpoint of a known family; NaN in any of its tensors is rejected.
 
     Args:
+        weights: read them; without, there are no blocks in the report.
         progress: called with the name of each finished block.
 
     Example:
@@ -165,13 +168,14 @@ def inspect(model: Model, progress: Callable[[str], None] | None = None) -> Insp
         >>> report.family, report.continuous, [block.name for block in report.blocks]
         ('llama', 180, ['0', '1'])
     """
-    model.check_numbers()
-    reduced = Reduced(model, torch.float32)
     blocks = []
-    for name in reduced.blocks:
-        blocks.append(_inspect_block(reduced.block(name)))
-        if progress is not None:
-            progress(name)
+    if weights:
+        model.check_numbers()
+        reduced = Reduced(model, torch.float32)
+        for name in reduced.blocks:
+            blocks.append(_inspect_block(reduced.block(name)))
+            if progress is not None:
+                progress(name)
     description = model.description
     return Inspection(
         model.where,

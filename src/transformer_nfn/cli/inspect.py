@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from transformer_nfn.checkpoints.units import Redundancy
     from transformer_nfn.networks import Network
 
+FETCH = "which are large and not on this machine: fetch them first by `hf download`"
+
 
 def inspect_command(
     file: NetworkArgument,
@@ -63,9 +65,15 @@ def inspect_command(
             raise TransformerNFNError(f"--figure draws blocks, and '{file}' is an adapter (LoRA)")
         _inspect_adapter(network, as_json)
         return
-    with network.open_model(options) as model, passing_bar() as bar:
+    outlined = network.is_large
+    if outlined and figure is not None:
+        raise TransformerNFNError(f"--figure draws the weights of '{file}', {FETCH}")
+    opened = network.open_outline if outlined else network.open_model
+    with opened(options) as model, passing_bar() as bar:
         task = bar.add_task("blocks", total=len(model.description.blocks))
-        report = inspect(model, lambda _: bar.advance(task))
+        report = inspect(model, lambda _: bar.advance(task), weights=not outlined)
+    if outlined:
+        typer.echo(f"no spectra and units: they need the weights, {FETCH}", err=True)
     if figure is not None:
         draw_spectra(report, figure)
     if as_json:

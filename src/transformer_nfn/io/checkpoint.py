@@ -163,6 +163,11 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
             return Checkpoint(where, source, source.fields)
         if isinstance(source, OnnxFile):
             return Checkpoint(where, source, config, converted=True)
+        return Checkpoint.of(source, config, where)
+
+    @staticmethod
+    def of(source: TensorSource, config: Mapping[str, Any], where: str) -> Checkpoint:
+        """The tensors of a source, unpacked and scaled as the config says."""
         read = with_scales(with_packed(source, config, where), config, where)
         if read is source:
             return Checkpoint(where, source, config)

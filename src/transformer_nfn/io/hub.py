@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from transformer_nfn.errors import DownloadError, TransformerNFNError, needs_extra
 from transformer_nfn.io.downloads import FORBIDDEN, is_offline
 from transformer_nfn.io.files import file_sha256, write_text
+from transformer_nfn.io.tensor_files import DTYPES, TensorInfo
 
 T = TypeVar("T")
 MAIN = "main"
@@ -104,6 +105,23 @@ class Commit:
             named.parent.mkdir(parents=True, exist_ok=True)
             write_text(named, self.sha)
         return self.folder
+
+    def headers(self, names: Iterable[str]) -> dict[str, TensorInfo]:
+        """Shape and dtype of the tensors of safetensors files, of which the headers are fetched."""
+        infos = {}
+        for name in names:
+            with _explained(self.repository, self.sha):
+                tensors = _attended(partial(self._header, name))
+            for tensor, info in tensors.items():
+                dtype = DTYPES.get(info.dtype, (info.dtype, 0))[0]
+                infos[tensor] = TensorInfo(tuple(info.shape), dtype)
+        return infos
+
+    def _header(self, name: str, _: Callable[[], None]) -> Mapping[str, Any]:
+        api = client().HfApi()
+        header = api.parse_safetensors_file_metadata(self.repository, name, revision=self.sha)
+        tensors: Mapping[str, Any] = header.tensors
+        return tensors
 
     def _download(self, name: str, news: Callable[[], None]) -> str:
         hub = client()
@@ -221,7 +239,7 @@ def _attended(call: Callable[[Callable[[], None]], T]) -> T:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=run, name="hub", daemon=True)
     thread.start()
     while thread.is_alive():
         thread.join(0.1)

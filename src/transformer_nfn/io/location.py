@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
@@ -18,13 +18,19 @@ from transformer_nfn.io.checkpoint import (
     MODULES,
     ONNX,
     WEIGHTS,
+    Checkpoint,
     choose_weights,
+    read_config,
     sentence_modules,
     shard_names,
 )
 from transformer_nfn.io.hub import Commit, commit_of
+from transformer_nfn.io.tensor_files import TensorInfo
 
 HUB = "hf:"
+SAFETENSORS = ".safetensors"
+LARGE = 4_000_000_000
+"""Bytes beyond which weights are fetched for what reads them all, not for their shapes."""
 FORM = "hf:org/name@revision:subfolder"
 NAMED = re.compile(rf"{HUB}(?P<repository>[^@:]*)(@(?P<revision>[^:]*))?(:(?P<subfolder>.*))?")
 _PART = r"[A-Za-z0-9_](?:(?!--|\.\.)[\w.-])*(?<![.-])"
@@ -167,6 +173,21 @@ class Location:
                 needed += [name for name in beside if name in held]
         return [*needed, weights, *self._shards(weights, held)]
 
+    @property
+    def is_large(self) -> bool:
+        """Whether so much would be fetched that the headers of the weights are read instead."""
+        if self.repository is None:
+            return False
+        return self.missing(name for name in self.needed() if name.endswith(SAFETENSORS)) > LARGE
+
+    def outline(self) -> tuple[Checkpoint, Path]:
+        """The tensors of a repository by the headers of its files, and its folder without them."""
+        needed, (root, file) = self.needed(), self._place
+        stored = [n for n in needed if n.endswith(SAFETENSORS) and (file or "/" not in n)]
+        folder = self.fetch([name for name in needed if name not in stored])
+        source = _Outline(self.text, self._commit.headers(f"{root}{name}" for name in stored))
+        return Checkpoint.of(source, {} if file else read_config(folder), self.text), folder
+
     def _shards(self, index: str, held: Iterable[str]) -> list[str]:
         """The files that an index names; none of another file."""
         if not index.endswith(INDEX):
@@ -203,6 +224,24 @@ class Location:
                 f"'{self.text}': '{self.repository}' holds no file or folder '{self.subfolder}'"
             )
         return root, ""
+
+
+class _Outline:
+    """Tensors that stay on the hub; see `TensorSource`."""
+
+    def __init__(self, where: str, infos: Mapping[str, TensorInfo]) -> None:
+        self._where, self.infos = where, infos
+        self.metadata: Mapping[str, str] = {}
+
+    def read(self, name: str) -> NoReturn:
+        """Refuses: no weights are read."""
+        raise CheckpointError(
+            f"'{self._where}': '{name}' is not on this machine, and only the headers of a model of "
+            "this size are read from a hub: fetch it first by `hf download`"
+        )
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def _refuse(text: str, found: str) -> NoReturn:

@@ -22,7 +22,9 @@ from torch.nn.parameter import is_lazy
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.io.files import write_text
+from transformer_nfn.io.hub import client
 from transformer_nfn.io.json_fields import read_object
+from transformer_nfn.io.location import HUB, Location
 from transformer_nfn.io.tensor_files import TensorInfo, read_tensors, write_tensors
 from transformer_nfn.models.network import in_batches, map_network
 from transformer_nfn.models.predictor import LearningSet, Predictor
@@ -176,12 +178,15 @@ class Pretrained(nn.Module, Predictor):
         cls, pretrained_model_name_or_path: str | Path, *, revision: str | None = None
     ) -> Self:
         """Load a model from a folder, or from a hub by its name (extra ``hub``)."""
-        folder = Path(pretrained_model_name_or_path)
-        if not folder.is_dir():
-            folder = _download(str(pretrained_model_name_or_path), revision)
+        location = Location.of(pretrained_model_name_or_path)
+        if revision is not None and location.repository is not None:
+            location = Location.hub(f"{HUB}{location.repository}@{revision}")
+        folder = location.fetch(name for name in (CONFIG, WEIGHTS) if name in location.names)
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
-                raise TransformerNFNError(f"'{folder}' holds no {name}, so no model can be read")
+                raise TransformerNFNError(
+                    f"'{location.text}' holds no {name}, so no model can be read"
+                )
         config = read_object(folder / CONFIG)
         stored, _ = read_tensors(folder / WEIGHTS)
         _check_config(config, stored, folder / CONFIG)
@@ -198,7 +203,7 @@ class Pretrained(nn.Module, Predictor):
 
     def push_to_hub(self, repo_id: str, *, commit_message: str = "Upload model") -> str:
         """Upload the model's folder to a hub (extra ``hub``); returns the address."""
-        hub = _hub()
+        hub = client()
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             hub.create_repo(repo_id, exist_ok=True)
@@ -248,24 +253,3 @@ def _numbers_in(data: Any) -> Iterator[int | float]:
             yield from _numbers_in(item)
     elif isinstance(data, int | float):
         yield data
-
-
-def _hub() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise TransformerNFNError(
-            "a model by name comes from a hub: install transformer-nfn[hub], or give a folder"
-        ) from error
-    return huggingface_hub
-
-
-def _download(name: str, revision: str | None) -> Path:
-    hub = _hub()
-    try:
-        patterns = [CONFIG, WEIGHTS]
-        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except (OSError, ValueError) as error:
-        raise TransformerNFNError(
-            f"'{name}' is neither a folder nor a model that can be downloaded: {error}"
-        ) from error
