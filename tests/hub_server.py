@@ -27,7 +27,7 @@ def read_folder(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-def shard(folder: Path) -> Path:
+def into_shards(folder: Path) -> Path:
     """The weights of a folder in two files and an index."""
     file = folder / "model.safetensors"
     tensors = load_file(file)

@@ -10,6 +10,14 @@ NOWHERE = ("/proc/x", "/proc/x/y.safetensors", f"{LONG}.safetensors", "net.safet
 PREDICT = ("predict", "statnn")
 
 
+HUB_IDS = (
+    "org/nowhere", "hf:org/nowhere", "hf:", "hf:../zoo", "hf:a/../b", "hf:a b/c", "hf:-x/--y",
+    "hf:org/model@../x", "hf:org/model@--x y", "hf:org/model:../../etc/passwd", "hf://org/model",
+    "hf:/etc/passwd", "https://huggingface.co/org/model", "http://127.0.0.1:1/a/b", f"hf:{LONG}/x",
+)  # fmt: skip
+"""Models of a hub that are not there or cannot be."""
+
+
 def _places() -> list[Words]:
     found: list[Words] = []
     for place in NOWHERE:
@@ -38,7 +46,7 @@ def _names() -> list[Words]:
     found: list[Words] = []
     for name in (LONG, f"{LONG}/{LONG}", "", ".", "/", "/proc/self/mem", "/dev/null",
                  "nowhere", f"{LONG}#1", "zoo#" + DIGITS, "zoo#-1", "zoo#1.5", "zoo#", "#1",
-                 "zoo#٣", "zoo##1", "\udcff", "~", "file:///etc/passwd", "-"):  # fmt: skip
+                 "zoo#٣", "zoo##1", "\udcff", "~", "file:///etc/passwd", "-", *HUB_IDS):
         found += [
             (*PREDICT, name), ("predict", name, "ours.safetensors"), ("evaluate", name),
             ("evaluate", "statnn", name), ("compare", "ours.safetensors", name),

@@ -100,6 +100,7 @@ RUN_FIELDS = (
 NEEDED_RUN_FIELDS = ("*", "zoo/*", "zoo/architecture/*", "seeds/0/*", "summary/*", "selection/*",
                      "protocol/*", "files/*")  # fmt: skip
 STATED = ("--set", "nhead=4", "--set", "norm_first=true", "--set", "activation=gelu")
+CACHED = f"home/hub/models--org--model/snapshots/{'0' * 40}"
 ABOUT_FIELDS = ("format", "predictor", "settings", "width", "sha256", "sha256/*")
 CONFIG_FIELDS = ("blocks", "channels", "channels/*", "classifier", "embedding", "features", "space")
 ZOO_FIELDS = ("format", "kind", "architecture", "architecture/*", "shards", "task")
@@ -426,7 +427,8 @@ def _checkpoints() -> list[Scenario]:
         ),
         Scenario(
             "adapter", ("hub", "bert", "adapter"),
-            (("inspect", "adapter", "--json"), ("compare", "hub", "adapter", "--json"),
+            (("inspect", "adapter", "--json"),
+             ("compare", "hub", "adapter", "--base", "hub", "--json"),
              ("compare", "adapter", "hub", "--base", "hub", "--json")),
             (
                 Target("adapter/adapter_config.json", (
@@ -443,7 +445,21 @@ def _checkpoints() -> list[Scenario]:
             (("fingerprint", "adapter", "--json"), ("disguise", "adapter", "--out", "new"),
              ("diff", "hub", "adapter", "--json")),
             (Target("adapter/adapter_config.json", (d.field_set("base_model_name_or_path", (
-                "../bert", "../adapter", "..", "../nowhere", "../hub/config.json")),)),),
+                "../bert", "../adapter", "..", "../nowhere", "hub", "org/nowhere", "hf:org/model",
+                "org/model@../x", "org/model:../../config.json", "https://a.org/b", 3)),)),),
+        ),
+        Scenario(
+            "hub's cache", ("hub", "home"),
+            (("compare", "hub", "org/model", "--json"), ("diff", "org/model", "hub", "--json"),
+             ("fingerprint", "hub", "hf:org/model@main", "--json")),
+            (
+                Target(f"{CACHED}/model.safetensors.index.json", (
+                    d.other_bytes, d.field_set("weight_map", (
+                        {"x": "../../../../../hub/model.safetensors"}, {"x": "/etc/passwd"},
+                        {"x": "..\\x"}, {"x": 3}, {"x": "config.json"}, "x", None)))),
+                Target(f"{CACHED}/model-00001-of-00002.safetensors", (d.unreadable, d.cut)),
+            ),
+            answers=(0, 1, 3),
         ),
         Scenario(
             "checkpoint's subfolder", ("hub", "disguised"), (("disguise", "hub", "--out", "new"),),

@@ -29,6 +29,8 @@ def run(seed: int, numbers: range, folder: Path) -> list[dict[str, Any]]:
         "TNFN_CACHE": str(folder / "cache"),
         "MPLCONFIGDIR": str(folder / "figures"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "HF_HOME": "home",  # below the folder of each input
+        "HF_HUB_OFFLINE": "1",
     }
     done = subprocess.run(
         words, env={**os.environ, "PYTHONPATH": paths, **cache}, capture_output=True, text=True,

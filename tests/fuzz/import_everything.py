@@ -6,6 +6,8 @@ import pkgutil
 import compressed_tensors.compressors.pack_quantized
 import compressed_tensors.entrypoints.convert  # noqa: F401
 import gguf  # noqa: F401
+import huggingface_hub.constants
+import huggingface_hub.utils  # noqa: F401
 import lightgbm  # noqa: F401
 import matplotlib.figure  # noqa: F401
 import onnx  # noqa: F401

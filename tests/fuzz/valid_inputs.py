@@ -18,6 +18,7 @@ import torch
 from made_networks import ABOUT, made
 from safetensors.torch import save_file
 
+from hub_server import into_shards
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.models import tensors_of
 from transformer_nfn.networks import save_network
@@ -148,6 +149,14 @@ def _networks(folder: Path) -> None:
     torch.save(to_state_dict(ARCH, one), folder / "theirs.pt")
 
 
+def _cached(source: Path, home: Path) -> None:
+    """A model in the cache of the hub's client, in two shards."""
+    commit = "0" * 40
+    (home / "refs").mkdir(parents=True)
+    (home / "refs/main").write_text(commit)
+    into_shards(Path(shutil.copytree(source, home / "snapshots" / commit)))
+
+
 def _checkpoints(folder: Path) -> None:
     from tiny_checkpoints import save as save_family
 
@@ -160,6 +169,7 @@ def _checkpoints(folder: Path) -> None:
     save_family("gpt2", folder / "hub")
     (folder / "hub/1_Pooling").mkdir()
     (folder / "hub/1_Pooling/config.json").write_text("{}")
+    _cached(folder / "hub", folder / "home/hub/models--org--model")
     _encoder(folder / "encoder.pt")
     save_family("bert", folder / "bert")
     save_family("mixtral", folder / "mixture")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hub_server import Hub, read_folder, shard
+from hub_server import Hub, into_shards, read_folder
 from lora_folders import merge, write_adapter
 from tnfn_command import as_json, tnfn
 from transformer_nfn.checkpoints import OpenOptions, open_model
@@ -29,7 +29,7 @@ def refused(text: str, options: OpenOptions | None = None) -> str:
 def test_only_the_needed_files_are_fetched_and_only_once(
     hub: Hub, tmp_path: Path, text: str
 ) -> None:
-    folder = shard(write_example_checkpoint(tmp_path / "local"))
+    folder = into_shards(write_example_checkpoint(tmp_path / "local"))
     within = "deep/er/" if text.endswith("er") else ""
     beside = ("pytorch_model.bin", "tf_model.h5", "other.safetensors", "README.md", "q4.gguf")
     files = {f"{within}{name}": data for name, data in read_folder(folder).items()}
@@ -46,7 +46,7 @@ def test_headers_of_a_large_model(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(location, "LARGE", 5000)
-    folder = shard(write_example_checkpoint(tmp_path / "local"))
+    folder = into_shards(write_example_checkpoint(tmp_path / "local"))
     hub.put(REPOSITORY, folder)
     here, there = as_json("inspect", folder), as_json("inspect", REPOSITORY)
     weights = [name for name in read_folder(folder) if name.endswith(".safetensors")]
@@ -145,7 +145,7 @@ def test_errors_name_the_remedy(hub: Hub, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_index_cannot_name_what_is_outside(hub: Hub, tmp_path: Path) -> None:
-    files = read_folder(shard(write_example_checkpoint(tmp_path / "local")))
+    files = read_folder(into_shards(write_example_checkpoint(tmp_path / "local")))
     outside = tmp_path / "outside.safetensors"
     save_file({"x": torch.zeros(2)}, outside)
     for name in ("../../outside.safetensors", str(outside), "..\\x", "missing.safetensors"):

@@ -117,7 +117,9 @@ def compare_command(
 
       tnfn compare model/ model.gguf
 
-      tnfn compare model/ adapter/
+      tnfn compare merged/ adapter/ --base base/
+
+      tnfn compare HuggingFaceTB/SmolLM2-135M hf:org/suspect@v2:weights
 
       tnfn compare --matrix models/ --out pairs.json --figure pairs.png
     """

@@ -41,8 +41,8 @@ def fingerprint_command(
     files: Annotated[
         list[str],
         typer.Argument(
-            help="Checkpoints: files, folders, rows of a zoo (ZOO#12); a .parquet file stands for "
-            "the fingerprints in it."
+            help="Checkpoints: files, folders, rows of a zoo (ZOO#12), models of a hub (org/name); "
+            "a .parquet file stands for the fingerprints in it."
         ),
     ],
     architecture: ArchitectureOption = None,

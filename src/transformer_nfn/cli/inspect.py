@@ -43,7 +43,8 @@ def inspect_command(
 ) -> None:
     """Report sizes, symmetries, spectra, dead and duplicate units.
 
-    A checkpoint is read block by block. Spectra are those of the reduced form (norms folded in),
+    A checkpoint is read block by block; of a large model of a hub only the headers are fetched,
+    which show sizes and symmetries. Spectra are those of the reduced form (norms folded in),
     which every disguise of the checkpoint shares. Of an adapter (LoRA) rank, targets and the
     spectra of its changes are reported.
 
@@ -52,6 +53,8 @@ def inspect_command(
       tnfn inspect gpt2/
 
       tnfn inspect gpt2/ --figure spectra.png
+
+      tnfn inspect openai-community/gpt2   # of a hub
 
       tnfn inspect mnist-sample#0 --json
     """

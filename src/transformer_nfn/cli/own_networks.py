@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from transformer_nfn.cli.options import check_values
 from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
-    from transformer_nfn.checkpoints.families import OpenOptions
+    from transformer_nfn.checkpoints.families import Model, OpenOptions
     from transformer_nfn.zoo import ModelZoo
     from transformer_nfn.zoo.own_networks import Planned
 
@@ -44,6 +44,10 @@ def import_own(
     columns = ("importing", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with passing_count("import", *columns) as report:
         zoo, planned = import_networks(folder, targets, out, options, skip=skip, progress=report)
+    _show_imported(zoo, planned, out, as_json)
+
+
+def _show_imported(zoo: ModelZoo, planned: list[Planned], out: Path, as_json: bool) -> None:
     if as_json:
         echo_json(_plan_json(planned) | {"path": str(out), "networks": len(zoo)})
         return
@@ -51,6 +55,48 @@ def import_own(
         if each.reason:
             typer.echo(f"left out: {each.reason}")
     typer.echo(f"{out}: {_counted(planned)}; {len(zoo):,} networks")
+
+
+def import_listed(
+    listed: Path, out: Path, options: OpenOptions, *, skip: bool, as_json: bool
+) -> None:
+    """Import the checkpoints that a text file names, one per line, into a zoo without targets."""
+    from transformer_nfn.io.files import explained_read, read_regular
+    from transformer_nfn.io.location import HUB
+    from transformer_nfn.zoo import ModelZoo
+    from transformer_nfn.zoo.own_networks import Planned
+    from transformer_nfn.zoo.store.model_zoo import open_network, plain_name
+
+    with explained_read(listed, TransformerNFNError):
+        lines = read_regular(listed).decode("utf-8", errors="replace").splitlines()
+    texts = [text for line in lines if (text := line.strip()) and not text.startswith("#")]
+    if not texts:
+        raise TransformerNFNError(f"'{listed}' names no checkpoint: expected one on each line")
+    zoo, planned = ModelZoo.create(out), list[Planned]()
+    held = set(zoo.table["network"].tolist())
+
+    def networks(report: Callable[[int, int], None]) -> Iterator[tuple[Model, str, dict[str, Any]]]:
+        for i, text in enumerate(texts):
+            report(i, len(texts))
+            name, family = plain_name(text.removeprefix(HUB)), ""
+            if name not in held:
+                try:
+                    model = open_network(text, options)
+                except TransformerNFNError as error:
+                    if not skip:
+                        raise
+                    planned.append(Planned(text, reason=str(error)))
+                    continue
+                with model:
+                    yield model, name, {}
+                family = model.binding.family.name
+            planned.append(Planned(text, family, present=name in held))
+            held.add(name)
+
+    columns = ("importing", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with passing_count("import", *columns) as report:
+        zoo.extend(networks(report))
+    _show_imported(zoo, planned, out, as_json)
 
 
 def _plan_json(planned: list[Planned]) -> dict[str, Any]:

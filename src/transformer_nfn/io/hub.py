@@ -27,7 +27,7 @@ from transformer_nfn.io.tensor_files import DTYPES, TensorInfo
 
 T = TypeVar("T")
 MAIN = "main"
-SILENCE = 25.0
+SILENCE = 20.0
 """Seconds without any news from the hub after which it is given up."""
 PIECE = 1 << 20
 """Bytes after which a download reports progress; the client's 10 MB take longer than `SILENCE`
