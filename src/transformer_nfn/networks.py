@@ -248,12 +248,12 @@ def _open_zoo(text: str) -> Zoo | ModelZoo:
 
 def _resolve(text: str, zoos: dict[str, Zoo | ModelZoo]) -> Iterator[Network]:
     path = Path(text)
-    if _exists(path / "zoo.json"):
+    if os.path.exists(path / "zoo.json"):
         yield from _rows(text, text, None, zoos)
-    elif _exists(path / GROUPS_FILE):
+    elif os.path.exists(path / GROUPS_FILE):
         for kind, opened in MixedZoo.open(path).zoos.items():
             yield from zoo_rows(opened, name=f"{text}/{kind}")
-    elif _exists(path):
+    elif os.path.exists(path):
         yield Network(text)
     elif _PATTERN & set(text):
         matches = sorted(glob.glob(text, recursive=True))
@@ -272,13 +272,6 @@ def _resolve(text: str, zoos: dict[str, Zoo | ModelZoo]) -> Iterator[Network]:
         yield from _rows(text, text, None, zoos)
     else:
         yield Network(text)  # opening it reports that there is no such file
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a name longer than the system allows
-        return False
 
 
 def _rows(

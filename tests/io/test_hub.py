@@ -72,6 +72,27 @@ def test_a_named_file_is_read_alone(hub: Hub, tmp_path: Path) -> None:
     assert "holds no file or folder 'c.gguf'" in refused(f"hf:{REPOSITORY}:c.gguf")
 
 
+def test_modules_of_a_sentence_transformer(hub: Hub, tmp_path: Path) -> None:
+    folder = write_example_checkpoint(tmp_path / "local")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense", "../other": "Dense"}
+    modules = [{"path": path, "type": f"models.{kind}"} for path, kind in kinds.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    for name in ("1_Pooling", "2_Dense", "3_Other"):
+        (folder / name).mkdir()
+        config = {"pooling_mode_mean_tokens": True, "in": name}
+        (folder / name / "config.json").write_text(json.dumps(config))
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (folder / "2_Dense" / name).write_bytes(name.encode())
+    hub.put(REPOSITORY, folder)
+    with open_model(REPOSITORY) as there, open_model(folder) as here:
+        assert there.config == here.config
+        assert "Dense" in there.config["sentence_pooling"]
+    assert sorted(hub.fetched()) == [
+        "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "config.json",
+        "model.safetensors", "modules.json",
+    ]  # fmt: skip
+
+
 def test_a_process_reads_one_commit(hub: Hub, tmp_path: Path) -> None:
     first = hub.put(REPOSITORY, write_example_checkpoint(tmp_path / "0", 0))
     with open_model(REPOSITORY) as model:
@@ -179,6 +200,8 @@ def test_paths_are_no_models_of_a_hub(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tests").mkdir()
     assert "there is no file" in refused(text)
+    with pytest.raises(CheckpointError, match="there is no file"):
+        open_model(Path(REPOSITORY))
     assert hub.requests == []
 
 

@@ -451,6 +451,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             if os.path.lexists(folder / module / name):
                 path = inside(folder, f"{module}/{name}", folder)
                 words.append(f"{kind.rpartition('.')[2]} {file_sha256(path)[:8]}")
+                break
     return config | {SENTENCE_POOLING: ", ".join(words)} if words else config
 
 

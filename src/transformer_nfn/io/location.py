@@ -70,23 +70,22 @@ class Location:
 
         Args:
             text: a path, a name, ``hf:org/name@revision:subfolder``, or ``org/name`` where there
-                is no folder ``org`` and ``name`` has no suffix of a file.
+                is no folder ``org`` and ``name`` has no suffix of a file. A `Path` is no
+                repository.
         """
         if isinstance(text, Location):
             return text
-        text = str(text)
         if not text:
             raise CheckpointError("expected a path or name, found ''")
-        if _exists(text):
-            return Location(text)
+        if isinstance(text, Path) or os.path.lexists(text):
+            return Location(str(text))
         if text.startswith(HUB):
             return Location.hub(text)
         if ADDRESS.match(text):
             raise CheckpointError(f"'{text}' is an address: expected a path, a name or {FORM}")
-        organisation = text.partition("/")[0]
-        if BARE.fullmatch(text) and not FILE_SUFFIX.search(text) and not _exists(organisation):
-            return Location(text, text)
-        return Location(text)
+        bare = BARE.fullmatch(text) and not FILE_SUFFIX.search(text)
+        here = os.path.lexists(text.partition("/")[0])
+        return Location(text, text if bare and not here else None)
 
     @staticmethod
     def hub(text: str) -> Location:
@@ -158,9 +157,9 @@ class Location:
             data = [name for name in held if name.startswith((f"{file}_data", f"{file}.data"))]
             config = [CONFIG] if file.endswith(ONNX) and CONFIG in held else []
             return [file, *data, *config, *self._shards(file, held)]
-        needed = [name for name in (CONFIG, ADAPTER[0], MODULES) if name in held]
         if self.is_adapter:
-            return needed + [name for name in ADAPTER[1:] if name in held][:1]
+            return [name for name in ADAPTER if name in held][:2]
+        needed = [name for name in (CONFIG, MODULES) if name in held]
         weights = choose_weights(held, place)
         if weights is None:
             raise CheckpointError(
@@ -169,8 +168,9 @@ class Location:
             )
         if MODULES in held:
             for module in sentence_modules(self.fetch([MODULES])):
-                beside = (f"{module}/{name}" for name in (CONFIG, *WEIGHTS))
-                needed += [name for name in beside if name in held]
+                beside = [f"{module}/{name}" for name in (CONFIG, *WEIGHTS)]
+                needed += [beside[0]] * (beside[0] in held)
+                needed += [name for name in beside[1:] if name in held][:1]
         return [*needed, weights, *self._shards(weights, held)]
 
     @property
@@ -246,10 +246,3 @@ class _Outline:
 
 def _refuse(text: str, found: str) -> NoReturn:
     raise CheckpointError(f"'{text}' names no model of a hub: expected {FORM}, found '{found}'")
-
-
-def _exists(path: str) -> bool:
-    try:
-        return os.path.lexists(path)
-    except ValueError:  # a null character
-        return False
