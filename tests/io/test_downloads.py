@@ -47,6 +47,21 @@ def server() -> Iterator[str]:
     thread.join()
 
 
+def test_nothing_is_asked_where_the_network_is_forbidden(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TNFN_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    file = RemoteFile(server, hashlib.md5(_Flaky.body).hexdigest())
+    for ask in (lambda: fetch("mnist", file, None), lambda: get_text(server)):
+        with pytest.raises(DownloadError, match="the network is forbidden"):
+            ask()
+    assert _Flaky.asked == []
+    (tmp_path / "mnist").mkdir(exist_ok=True)
+    (tmp_path / "mnist" / file.name).write_bytes(_Flaky.body)
+    assert fetch("mnist", file, None).read_bytes() == _Flaky.body
+
+
 def test_downloads_go_on_where_they_stopped(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

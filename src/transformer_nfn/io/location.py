@@ -130,8 +130,7 @@ class Location:
         files = self._commit.missing(f"{root}{name}" for name in names)
         return sum(file.size for file in files.values())
 
-    @property
-    def names(self) -> list[str]:
+    def files(self) -> list[str]:
         """Names of the files of a folder; of a repository to any depth, or beside the file."""
         if self.repository is not None:
             root, _ = self._place
@@ -145,13 +144,13 @@ class Location:
     @property
     def is_adapter(self) -> bool:
         """Whether this is a folder with an adapter (LoRA) and no model of its own."""
-        names = set(self.names)
+        names = set(self.files())
         file = self.repository is not None and self._place[1]
         return not file and not names.isdisjoint(ADAPTER) and names.isdisjoint(WEIGHTS)
 
     def needed(self) -> list[str]:
         """Files of a repository that a checkpoint is read from; no pickle beside safetensors."""
-        held, (root, file) = self.names, self._place
+        held, (root, file) = self.files(), self._place
         place = f"{HUB}{self.repository}:{root}"
         if file:
             data = [name for name in held if name.startswith((f"{file}_data", f"{file}.data"))]

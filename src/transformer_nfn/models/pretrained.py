@@ -181,7 +181,7 @@ class Pretrained(nn.Module, Predictor):
         location = Location.of(pretrained_model_name_or_path)
         if revision is not None and location.repository is not None:
             location = Location.hub(f"{HUB}{location.repository}@{revision}")
-        folder = location.fetch(name for name in (CONFIG, WEIGHTS) if name in location.names)
+        folder = location.fetch(name for name in (CONFIG, WEIGHTS) if name in location.files())
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
                 raise TransformerNFNError(
