@@ -111,18 +111,16 @@ def _take(files: Sequence[str], options: OpenOptions) -> list[Entry]:
     networks = {file: resolve_network(file) for file in files if not file.endswith(".parquet")}
     check_base(networks.values(), options)
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "blocks")
-    with passing_bar(*columns) as bar:
-        for file in files:
-            if file not in networks:
-                with Database(file) as stored:
-                    entries += stored
-                continue
-            name = file.rstrip("/") or file
-            with networks[file].open_model(options) as model:
-                task = bar.add_task(name, total=len(model.description.blocks))
-                progress = partial(_advance, bar, task)
-                entries.append(Entry(name, take_fingerprint(model, progress)))
-                bar.remove_task(task)
+    for file in files:
+        if file not in networks:
+            with Database(file) as stored:
+                entries += stored
+            continue
+        name = file.rstrip("/") or file
+        # What is fetched from a hub has a bar of its own, before this one.
+        with networks[file].open_model(options) as model, passing_bar(*columns) as bar:
+            task = bar.add_task(name, total=len(model.description.blocks))
+            entries.append(Entry(name, take_fingerprint(model, partial(_advance, bar, task))))
     return entries
 
 

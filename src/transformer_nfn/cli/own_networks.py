@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,9 +75,8 @@ def import_listed(
     zoo, planned = ModelZoo.create(out), list[Planned]()
     held = set(zoo.table["network"].tolist())
 
-    def networks(report: Callable[[int, int], None]) -> Iterator[tuple[Model, str, dict[str, Any]]]:
-        for i, text in enumerate(texts):
-            report(i, len(texts))
+    def networks() -> Iterator[tuple[Model, str, dict[str, Any]]]:
+        for text in texts:
             name, family = plain_name(text.removeprefix(HUB)), ""
             if name not in held:
                 try:
@@ -93,9 +92,7 @@ def import_listed(
             planned.append(Planned(text, family, present=name in held))
             held.add(name)
 
-    columns = ("importing", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with passing_count("import", *columns) as report:
-        zoo.extend(networks(report))
+    zoo.extend(networks())
     _show_imported(zoo, planned, out, as_json)
 
 
