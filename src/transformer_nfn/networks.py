@@ -89,16 +89,6 @@ class Network:
         """Where its files are; those of a row of a zoo of checkpoints are verified first."""
         return Location.of(self.name if self.models is None else self.models.folder(self.row))
 
-    @property
-    def is_adapter(self) -> bool:
-        """Whether it is a folder with an adapter (LoRA) and no model of its own."""
-        return self.zoo is None and self.models is None and self.location.is_adapter
-
-    @property
-    def is_large(self) -> bool:
-        """Whether it is on a hub and so large that only headers are read without need."""
-        return self.zoo is None and self.models is None and self.location.is_large
-
     def open_adapter(self) -> Adapter:
         """Open the adapter without its base."""
         return Adapter.open(self.location.checkpoint(), where=self.name)
@@ -227,7 +217,7 @@ def resolve_networks(texts: Iterable[str | Path]) -> list[Network]:
 
 def check_base(networks: Iterable[Network], options: OpenOptions) -> None:
     """Reject a base where none of the networks is an adapter."""
-    if options.base is not None and not any(network.is_adapter for network in networks):
+    if options.base is not None and not any(network.location.is_adapter for network in networks):
         raise TransformerNFNError("--base is for adapters (LoRA), and none of the networks is one")
 
 

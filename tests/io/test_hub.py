@@ -122,9 +122,10 @@ def test_the_cache_is_read_without_the_network(
 
 def test_an_adapter_brings_its_base(hub: Hub, tmp_path: Path) -> None:
     base = write_example_checkpoint(tmp_path / "base")
-    adapter = write_adapter(base, tmp_path / "adapter", base_model_name_or_path="org/base")
+    fields = {"base_model_name_or_path": "org/base", "revision": hub.put("org/base", base)}
+    hub.put("org/base", write_example_checkpoint(tmp_path / "moved", 1))
+    adapter = write_adapter(base, tmp_path / "adapter", **fields)
     merged = merge(base, adapter, tmp_path / "merged", {"_proj": 1.5})
-    hub.put("org/base", base)
     hub.put("org/adapter", adapter)
     for text in ("org/adapter", str(adapter)):
         with open_model(text) as model, open_model(merged) as expected:

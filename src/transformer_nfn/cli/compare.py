@@ -160,7 +160,7 @@ def _compare_checkpoints(
     from transformer_nfn.networks import check_base
 
     check_base(networks, options)
-    adapters = [network for network in networks if network.is_adapter]
+    adapters = [network for network in networks if network.location.is_adapter]
     if len(adapters) == 2 and options.base is None:
         return _compare_adapters(adapters, figure, json_output)
     if len(adapters) == 1 and options.base is None:

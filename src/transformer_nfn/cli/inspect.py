@@ -63,12 +63,12 @@ def inspect_command(
 
     options = open_options(architecture, family, settings)
     network = resolve_network(file)
-    if network.is_adapter:
+    if network.location.is_adapter:
         if figure is not None:
             raise TransformerNFNError(f"--figure draws blocks, and '{file}' is an adapter (LoRA)")
         _inspect_adapter(network, as_json)
         return
-    outlined = network.is_large
+    outlined = network.location.is_large
     if outlined and figure is not None:
         raise TransformerNFNError(f"--figure draws the weights of '{file}', {FETCH}")
     opened = network.open_outline if outlined else network.open_model
