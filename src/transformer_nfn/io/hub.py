@@ -282,7 +282,7 @@ def _reason(error: BaseException) -> str:
         causes.append(cause)
     responses = (getattr(cause, "response", None) for cause in causes)
     status = next((r.status_code for r in responses if r is not None), None)
-    if status == 401:
+    if status in (401, 403):
         return "cannot be read: the hub rejects the token, so log in again by `hf auth login`"
     if status == 429:
         return "cannot be read: the hub wants fewer requests (429), so try again later"
