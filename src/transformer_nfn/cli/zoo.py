@@ -335,21 +335,24 @@ def verify(
         raise typer.Exit(1)
 
 
+ListOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--list",
+        metavar="FILE",
+        help="Instead of PATH: a text file that names a checkpoint on each line, such as org/name "
+        "of a hub.",
+    ),
+]
+
+
 @zoo_app.command("import")
 def import_command(
     source: Annotated[
         Path | None,
         typer.Argument(metavar="[PATH]", help="The folder; of the authors' files also a zip."),
     ] = None,
-    listed: Annotated[
-        Path | None,
-        typer.Option(
-            "--list",
-            metavar="FILE",
-            help="Instead of PATH: a text file that names a checkpoint on each line, such as "
-            "org/name of a hub.",
-        ),
-    ] = None,
+    listed: ListOption = None,
     targets: Annotated[
         Path | None,
         typer.Option(
@@ -385,25 +388,22 @@ def import_command(
       tnfn zoo import --list ids.txt --out zoos/models
       tnfn zoo import MNIST-Transformers.zip --out zoos/mnist-authors
     """
-    if (source is None) == (listed is None):
+    named = [path for path in (source, listed) if path is not None]
+    if len(named) != 1:
         raise TransformerNFNError("name the folder of the networks, or a list of them with --list")
-    source = source or listed
-    assert source is not None
-    real = Path(os.path.realpath(source))
+    real = Path(os.path.realpath(source := named[0]))
     if out is None and not real.name:
         raise TransformerNFNError(f"name the folder of the zoo of '{source}' with --out")
     target = out or real.with_name(real.stem + "-zoo")
+    from transformer_nfn.cli.own_networks import import_listed, import_own
+
     options = open_options(None, family, settings)
     if listed is not None:
-        from transformer_nfn.cli.own_networks import import_listed
-
         if targets is not None or dry_run:
             raise TransformerNFNError("--targets and --dry-run are for the networks of a folder")
         import_listed(listed, target, options, skip=skip, as_json=as_json)
         return
     if targets is not None:
-        from transformer_nfn.cli.own_networks import import_own
-
         import_own(source, targets, target, options, dry_run=dry_run, skip=skip, as_json=as_json)
         return
     if dry_run or skip or options:
