@@ -207,7 +207,8 @@ def through_ray(data: Path | None, folder: Path) -> dict[str, float]:
     ray.wait([result])
     begun = time.process_time()
     trained = ray.get(result)
-    write_shard(folder / "00000.safetensors", sizes, trained.weights, trained.rows, {})
+    weights = sizes.to_rows(trained.weights)
+    write_shard(folder / "00000.safetensors", sizes.row_layout, weights, trained.rows, {})
     stored = time.process_time() - begun
     size = (folder / "00000.safetensors").stat().st_size
     ray.shutdown()
@@ -230,7 +231,8 @@ def merged(folder: Path) -> float:
     zoo = Folder.create(folder, sizes, fields)
     for shard, part in zip(zoo.shards, parts, strict=True):
         trained = made_up(part, sizes, CHECKPOINTS)
-        write_shard(zoo.shard_path(shard), sizes, trained.weights, trained.rows, {})
+        weights = sizes.to_rows(trained.weights)
+        write_shard(zoo.shard_path(shard), sizes.row_layout, weights, trained.rows, {})
     begun = time.process_time()
     zoo.merge()
     return time.process_time() - begun

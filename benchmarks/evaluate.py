@@ -35,16 +35,15 @@ def write_zoo(sample: Zoo, count: int, out: Path) -> None:
     starts = range(0, count, SHARD)
     fields |= {"origin": "import", "seeds": "each", "runs": count, "shards": len(starts)}
     folder = Folder.create(out, sample.sizes, fields)
-    flat = sample.sizes.from_named(sample.weights(range(len(sample)))).float()
+    flat = sample.batch(range(len(sample))).weights
     source = torch.Generator().manual_seed(0)
     for shard, start in zip(folder.shards, starts, strict=True):
         numbers = range(start, min(start + SHARD, count))
         noise = torch.randn(SHARD, flat.shape[1], generator=source)[: len(numbers)]
         weights = flat[[i % len(sample) for i in numbers]] * (1 + NOISE * noise)
-        rows = [
-            {**sample.config(i % len(sample)), "run": f"{i:05d}", "seed": i} for i in numbers
-        ]
-        write_shard(folder.shard_path(shard), sample.sizes, weights, rows, {}, folder.dtype)
+        rows = [{**sample.config(i % len(sample)), "run": f"{i:05d}", "seed": i} for i in numbers]
+        path, layout = folder.shard_path(shard), sample.sizes.row_layout
+        write_shard(path, layout, weights, rows, {}, folder.dtype)
     folder.merge()
 
 

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "nn"))
 
 from paper_transcription import PaperModel
 from phi_mapping import copy_into_paper
+from whole_networks import Net, batch_of
 
 from costs import in_a_process, peak_mib
 from transformer_nfn.models import TransformerNFN
@@ -42,7 +43,7 @@ def build(device: str) -> tuple[TransformerNFN, PaperModel]:
     return ours.to(device), paper.to(device)
 
 
-def networks(model: TransformerNFN, batch: int, device: str) -> dict[str, Any]:
+def networks(model: TransformerNFN, batch: int, device: str) -> Net:
     """Random networks of the small transformer zoo."""
     torch.manual_seed(1)
     blocks = [model.space.randn(batch, device=device) for _ in range(2)]
@@ -52,7 +53,7 @@ def networks(model: TransformerNFN, batch: int, device: str) -> dict[str, Any]:
 
 
 def training_step(
-    model: nn.Module, optimiser: torch.optim.Optimizer, given: dict[str, Any], target: Tensor
+    model: nn.Module, optimiser: torch.optim.Optimizer, given: Any, target: Tensor
 ) -> Callable[[], None]:
     def step() -> None:
         optimiser.zero_grad()
@@ -63,7 +64,7 @@ def training_step(
     return step
 
 
-def forward_pass(model: nn.Module, given: dict[str, Any]) -> Callable[[], None]:
+def forward_pass(model: nn.Module, given: Any) -> Callable[[], None]:
     def run() -> None:
         with torch.no_grad():
             model(given)
@@ -106,7 +107,8 @@ def measure_peak(side: str, what: str) -> float:
     ours, paper = build("cpu")
     model: nn.Module = ours if side == "our" else paper
     train = what == "step"
-    given = networks(ours, TRAIN if train else FORWARD, "cpu")
+    net = networks(ours, TRAIN if train else FORWARD, "cpu")
+    given = batch_of(net) if side == "our" else net
     del ours, paper
     optimiser = torch.optim.Adam(model.parameters(), 1e-3, fused=side == "our")
     run = (
@@ -133,10 +135,10 @@ def cuda_peak(run: Callable[[], None]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def agree(ours: nn.Module, paper: nn.Module, given: dict[str, Any]) -> float:
+def agree(ours: nn.Module, paper: nn.Module, given: Net) -> float:
     """The largest difference of the two predictions; fails if it is not rounding."""
     with torch.no_grad():
-        worst = float((ours(given) - paper(given)).abs().max())
+        worst = float((ours(batch_of(given)) - paper(given)).abs().max())
     if worst > 1e-3:
         raise SystemExit(f"the two models differ by {worst:.2g}")
     return worst
@@ -152,9 +154,9 @@ def benchmark(device: str, rounds: int) -> dict[str, Any]:
     mine = torch.optim.Adam(ours.parameters(), 1e-3, fused=True, capturable=device == "cuda")
     runs = {
         "literal step": training_step(paper, theirs, small, target),
-        "our step": training_step(ours, mine, small, target),
+        "our step": training_step(ours, mine, batch_of(small), target),
         "literal forward": forward_pass(paper, large),
-        "our forward": forward_pass(ours, large),
+        "our forward": forward_pass(ours, batch_of(large)),
     }
     memory: dict[str, float] = {}
     if device == "cuda":

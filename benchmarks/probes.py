@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from transformer_nfn import native_network
 from transformer_nfn.known_tasks import KNOWN_TASKS
-from transformer_nfn.models.network import Network, network_of
+from transformer_nfn.models import Batch
 from transformer_nfn.models.whole_network.probes import ProbeOutputs, probe_outputs
 from transformer_nfn.native_network import probing, why_not
 from transformer_nfn.prediction.data import Dataset, Parts
@@ -51,10 +51,10 @@ TRAINING, VALIDATION, UPDATES, REPEATS = 512, 256, 50, 3
 KERNELS = 15
 
 
-def some_networks(sizes: NetworkSizes, count: int) -> Network:
+def some_networks(sizes: NetworkSizes, count: int) -> Batch:
     """Networks with weights of the size of an initialisation."""
     flat = 0.2 * torch.randn(count, sizes.num_weights, generator=torch.Generator().manual_seed(0))
-    return network_of(sizes.to_named(flat))
+    return Batch.of(sizes.to_named(flat))
 
 
 def cpu_seconds() -> float:
@@ -79,33 +79,36 @@ def measure(task: str) -> dict[str, Any]:
     """CPU time on networks of the paper's size for one task."""
     sizes = NetworkSizes.of(KNOWN_TASKS[task])
     network = some_networks(sizes, NETWORKS)
-    if problem := why_not(network):
+    if problem := why_not(network.views):
         raise SystemExit(problem)
     tokens = min(sizes.tokens, MAX_TOKENS)
     x = torch.randn(PROBES, tokens, sizes.patch or sizes.d_model, requires_grad=True)
     positions = sizes.positions()[:tokens]
 
-    def in_torch(*arguments: Any) -> ProbeOutputs:
+    def in_c(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return native_network.probe_outputs(network.views, *inputs)
+
+    def in_torch(*inputs: Tensor) -> ProbeOutputs:
         with mock.patch.object(native_network, "fits", return_value=False):
-            return probe_outputs(*arguments)
+            return probe_outputs(network, *inputs)
 
     def there(outputs: Callable[..., tuple[Tensor, Tensor]]) -> None:
         with torch.no_grad():
-            outputs(network, x, positions)
+            outputs(x, positions)
 
     def and_back(
         outputs: Callable[..., tuple[Tensor, Tensor]], kept: int = probing.MOST_KEPT
     ) -> None:
         with mock.patch.object(probing, "MOST_KEPT", kept):
-            logits, _ = outputs(network, x, positions)
+            logits, _ = outputs(x, positions)
         logits.sum().backward()
 
     times = fastest(
         {
-            "forward, native": lambda: there(native_network.probe_outputs),
+            "forward, native": lambda: there(in_c),
             "forward, PyTorch": lambda: there(in_torch),
-            "both, native": lambda: and_back(native_network.probe_outputs),
-            "both, native, nothing kept": lambda: and_back(native_network.probe_outputs, 0),
+            "both, native": lambda: and_back(in_c),
+            "both, native, nothing kept": lambda: and_back(in_c, 0),
             "both, PyTorch": lambda: and_back(in_torch),
         },
     )

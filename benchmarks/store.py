@@ -65,7 +65,8 @@ def write_zoo(path: Path, runs: int) -> None:
             for config in group
             for epoch in (50, 75, 100, 0)
         ]
-        write_shard(folder.shard_path(shard), sizes, weights[: len(rows)], rows, {})
+        path = folder.shard_path(shard)
+        write_shard(path, sizes.row_layout, weights[: len(rows)], rows, {})
     folder.merge()
 
 

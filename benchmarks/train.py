@@ -27,6 +27,7 @@ from torch.utils.data import Dataset as TorchDataset
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "nn"))
 
 from paper_transcription import PaperModel
+from whole_networks import batch_of
 
 from transformer_nfn import spaces
 from transformer_nfn.prediction.data import Dataset, Parts
@@ -45,7 +46,8 @@ def networks(n: int, device: str) -> Dataset:
     classifier = 0.2 * torch.randn(n, 1188, generator=source)
     accuracy = torch.rand(n, generator=source)
     columns = {"row": np.arange(n), "run": np.arange(n).astype(str)}
-    data = Dataset(SPACE, {"blocks": blocks, "classifier": classifier}, accuracy, columns)
+    network = batch_of({"blocks": blocks, "classifier": classifier})
+    data = Dataset(SPACE, network, accuracy, columns)
     return data.to(device)
 
 
@@ -53,16 +55,16 @@ class Networks(TorchDataset):  # type: ignore[type-arg]
     """One network at a time, as a `DataLoader` wants them."""
 
     def __init__(self, data: Dataset) -> None:
-        self.data = data
+        self.data, self.blocks = data, data.network.blocks()
+        self.classifier = data.network.views["classifier.W"]
 
     def __len__(self) -> int:
         return len(self.data)
 
     def __getitem__(self, i: int) -> dict[str, object]:
-        network = self.data.network
         return {
-            "blocks": [{k: w[i] for k, w in block.items()} for block in network["blocks"]],
-            "classifier": network["classifier"][i],
+            "blocks": [{k: w[i] for k, w in block.items()} for block in self.blocks],
+            "classifier": self.classifier[i],
             "accuracy": self.data.accuracy[i],
         }
 

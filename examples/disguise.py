@@ -12,7 +12,7 @@ from transformer_nfn.zoo import Zoo
 
 zoo = Zoo.open("mnist-sample")
 space = zoo.block_space
-U = {name: w.double() for name, w in zoo.batch([0])["blocks"][0].items()}
+U = {name: w.double() for name, w in zoo.batch([0]).blocks()[0].items()}
 V = space.group.random(torch.Generator().manual_seed(0)).act(U)
 print(symmetry.compare(space, U, V))
 

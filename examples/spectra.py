@@ -10,7 +10,7 @@ from transformer_nfn.zoo import Zoo
 
 zoo = Zoo.open("mnist-sample")
 accuracy = torch.as_tensor(zoo.table["test_accuracy"])
-block = {name: w.double() for name, w in zoo.batch(range(len(zoo)))["blocks"][0].items()}
+block = {name: w.double() for name, w in zoo.batch(range(len(zoo))).blocks()[0].items()}
 numbers = range(1, 17)  # the products are 32 × 32, of rank 16
 
 figure, panels = plt.subplots(1, 2, figsize=(8.6, 3.4), sharey=True, layout="constrained")

@@ -151,9 +151,8 @@ def _write_zoo(zoo: Zoo, rows: np.ndarray, out: Path, measured: dict[str, float]
     if (zoo.path / VECTORS_FILE).exists():
         Checksums(out).replace(VECTORS_FILE, Checksums(zoo.path).read(VECTORS_FILE))
     folder = Folder.create(out, zoo.sizes, about)
-    flat = zoo.sizes.from_named(zoo.weights(rows))
-    made = {"packed_from": zoo.path.name}
-    write_shard(folder.shard_path("00000"), zoo.sizes, flat, table, made, torch.float16)
+    made, layout, weights = {"packed_from": zoo.path.name}, zoo.layout, zoo.batch(rows).weights
+    write_shard(folder.shard_path("00000"), layout, weights, table, made, torch.float16)
     folder.merge()
     shutil.rmtree(out / "claims")
 

@@ -32,17 +32,6 @@ class KnownTask:
         """Pixels in a patch; 0 for text."""
         return self.patch_side**2
 
-    @property
-    def embedding_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The tensors before the blocks; none for text, whose word vectors are frozen."""
-        return {"W": (self.patch, WIDTH), "b": (WIDTH,)} if self.patch else {}
-
-    @property
-    def classifier_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The tensors after the blocks."""
-        classes = self.classes
-        return {"W_1": (WIDTH, WIDTH), "W_2": (WIDTH, classes), "b_1": (WIDTH,), "b_2": (classes,)}
-
 
 KNOWN_TASKS: Mapping[str, KnownTask] = {
     task.name: task

@@ -48,9 +48,10 @@ from transformer_nfn.zoo.network_files import (
     zoo_sizes,
 )
 from transformer_nfn.zoo.sizes import NetworkSizes
-from transformer_nfn.zoo.store import MixedZoo, ModelZoo, Zoo
-from transformer_nfn.zoo.store.folder import GROUPS_FILE, MODELS_KIND, zoo_kind
+from transformer_nfn.zoo.store import Zoo
+from transformer_nfn.zoo.store.folder import GROUPS_FILE
 from transformer_nfn.zoo.store.index import CONFIGURATION
+from transformer_nfn.zoo.store.zoo import SPACE_KEY
 
 __all__ = [
     "Network",
@@ -62,8 +63,6 @@ __all__ = [
     "zoo_rows",
 ]
 
-SPACE_KEY = "transformer_nfn.space"
-"""Metadata of a safetensors file that holds the weight space of its network."""
 _DIGITS = 18
 _PATTERN = frozenset("*?[")
 
@@ -76,18 +75,17 @@ class Network:
         name: as the user wrote it, such as ``mnist-sample#3``.
         zoo: the zoo it is a row of; None for a file.
         row: its index in the zoo.
-        models: the zoo of checkpoints that it is a row of; such a row is read as its folder.
     """
 
     name: str
     zoo: Zoo | None = None
     row: int = 0
-    models: ModelZoo | None = None
 
     @property
     def location(self) -> Location:
         """Where its files are; those of a row of a zoo of checkpoints are verified first."""
-        return Location.of(self.name if self.models is None else self.models.folder(self.row))
+        in_zoo = self.zoo is not None and self.zoo.named
+        return Location.of(self.zoo.folder(self.row) if self.zoo and in_zoo else self.name)
 
     def open_adapter(self) -> Adapter:
         """Open the adapter without its base."""
@@ -100,11 +98,11 @@ class Network:
         Fields that an imported zoo does not know are None. A damaged network also has
         ``damage``: what was done to which row.
         """
-        if self.models is not None:
-            return self.models.config(self.row)
         if self.zoo is None:
             return None
         fields = self.zoo.config(self.row)
+        if self.zoo.named:
+            return fields
         kept = ("run", "epoch", "percent", "best", *CONFIGURATION, "test_accuracy")
         found = {key: _or_none(fields[key]) for key in kept}
         damage = damage_of(str(fields["source"]))
@@ -117,10 +115,10 @@ class Network:
             options: what the files do not state, see `transformer_nfn.checkpoints.families`.
         """
         options = OpenOptions() if options is None else options
-        if self.models is not None and not options:
-            return self.models[self.row]
         chosen = options.architecture is not None or options.family is not None
-        if self.zoo is not None:
+        if self.zoo is not None and not (self.zoo.named and options):
+            if self.zoo.named:
+                return self.zoo.model(self.row)
             source = InMemory(self._row(), {SPACE_KEY: self.zoo.space.to_json()})
             family = options if chosen else replace(options, family=NAME)
             return read_model(Checkpoint(self.name, source), Path(self.name), family)
@@ -165,7 +163,7 @@ class Network:
         Args:
             like: sizes that no shape states: tokens, and in the authors' layout heads.
         """
-        if self.zoo is not None:
+        if self.zoo is not None and not self.zoo.named:
             sizes = replace(self.zoo.sizes, tokens=like.tokens)
             yield ZooNetwork(self.name, sizes, self._row())
             return
@@ -211,7 +209,7 @@ def resolve_networks(texts: Iterable[str | Path]) -> list[Network]:
             ``ZOO#0,4,7-9``), or a pattern such as ``nets/*.pt``. A file of that very name takes
             precedence.
     """
-    zoos: dict[str, Zoo | ModelZoo] = {}
+    zoos: dict[str, Zoo] = {}
     return [network for text in texts for network in _resolve(str(text), zoos)]
 
 
@@ -221,28 +219,21 @@ def check_base(networks: Iterable[Network], options: OpenOptions) -> None:
         raise TransformerNFNError("--base is for adapters (LoRA), and none of the networks is one")
 
 
-def zoo_rows(
-    zoo: Zoo | ModelZoo, rows: Iterable[int] | None = None, name: str = ""
-) -> list[Network]:
-    """Rows of an open zoo, all by default."""
+def zoo_rows(zoo: Zoo, rows: Iterable[int] | None = None, name: str = "") -> list[Network]:
+    """Rows of an open zoo, all by default; of several sizes named by the folder of their size."""
     name = name or str(zoo.path)
-    held = (zoo, None) if isinstance(zoo, Zoo) else (None, zoo)
-    chosen = range(len(zoo)) if rows is None else rows
-    return [Network(f"{name}#{i}", held[0], i, held[1]) for i in chosen]
+    if zoo.mixed and rows is None:
+        parts = (zoo_rows(part, name=f"{name}/{size}") for size, part in zoo.parts.items())
+        return [network for networks in parts for network in networks]
+    return [Network(f"{name}#{i}", zoo, i) for i in (range(len(zoo)) if rows is None else rows)]
 
 
-def _open_zoo(text: str) -> Zoo | ModelZoo:
-    path = Location.of(text).folder("zoo")
-    return ModelZoo.open(path) if zoo_kind(path) == MODELS_KIND else Zoo.open(path)
-
-
-def _resolve(text: str, zoos: dict[str, Zoo | ModelZoo]) -> Iterator[Network]:
+def _resolve(text: str, zoos: dict[str, Zoo]) -> Iterator[Network]:
     path = Path(text)
     if os.path.exists(path / "zoo.json"):
         yield from _rows(text, text, None, zoos)
     elif os.path.exists(path / GROUPS_FILE):
-        for kind, opened in MixedZoo.open(path).zoos.items():
-            yield from zoo_rows(opened, name=f"{text}/{kind}")
+        yield from zoo_rows(Zoo.open(path), name=text)
     elif os.path.exists(path):
         yield Network(text)
     elif _PATTERN & set(text):
@@ -265,18 +256,24 @@ def _resolve(text: str, zoos: dict[str, Zoo | ModelZoo]) -> Iterator[Network]:
 
 
 def _rows(
-    text: str, zoo: str, rows: str | None, zoos: dict[str, Zoo | ModelZoo]
+    text: str, zoo: str, rows: str | None, zoos: dict[str, Zoo]
 ) -> Iterator[Network]:
     spans = None if rows is None else [_span(text, zoo, part) for part in rows.split(",")]
     if zoo not in zoos:
-        zoos[zoo] = _open_zoo(zoo)
+        zoos[zoo] = Zoo.open(zoo)
     opened = zoos[zoo]
+    if opened.mixed and spans is not None:
+        sizes = ", ".join(opened.parts) or "none yet"
+        raise CheckpointError(
+            f"'{text}': '{zoo}' holds networks of several sizes ({sizes}): name a row of one, as "
+            f"in {zoo}/{next(iter(opened.parts), 'SIZE')}#0"
+        )
     for first, last in [(0, len(opened) - 1)] if spans is None else spans:
         _check_row(text, opened, last)
         yield from zoo_rows(opened, range(first, last + 1), zoo)
 
 
-def _check_row(text: str, zoo: Zoo | ModelZoo, row: int) -> None:
+def _check_row(text: str, zoo: Zoo, row: int) -> None:
     if row >= len(zoo):
         raise CheckpointError(f"'{text}': the zoo has {len(zoo)} rows, counted from 0")
 

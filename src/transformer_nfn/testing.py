@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -228,7 +229,6 @@ def check_predictor(
         networks: the `Parts` to train on; by default some that are made here.
         seed: of these networks, and of the elements that move them.
     """
-    from transformer_nfn.models import tensors_of
     from transformer_nfn.models.own_module import declared
     from transformer_nfn.models.predictor import BUILT, find
     from transformer_nfn.prediction.predictors import predictor_builder, prepared
@@ -240,13 +240,13 @@ def check_predictor(
     build = predictor_builder(name, parts.train, dict(options or {}))
     fitted = _fitted(build, name, parts)
     test = prepared(fitted, parts.test)
-    kept = {key: w.clone() for key, w in tensors_of(test.network).items()}
+    kept = test.network.map(torch.clone)
     found = fitted.predict(test.network)
     count = len(test)
     _assert(found.shape == (count,) and found.dtype == torch.float32, name, "one number each")
     _assert(bool(((found >= 0) & (found <= 1)).all()), name, "numbers between 0 and 1")
-    for key, w in tensors_of(test.network).items():
-        _assert(torch.equal(w, kept[key]), name, f"'{key}' left as it was")
+    changed = test.network.changed(kept)
+    _assert(changed is None, name, f"'{changed}' left as it was")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     for what, rows in (("in another order", order), ("alone", order[:1]), ("by two", order[:2])):
         again = fitted.predict(prepared(fitted, parts.test.take(rows)).network)
@@ -266,6 +266,51 @@ def check_predictor(
         _assert(torch.allclose(moved, found, atol=1e-3), name, "moved networks predicted alike")
 
 
+def check_zoo(zoo: Any, *, rows: int = 8, seed: int = 0) -> None:
+    """Assert what every zoo keeps: intact weights, columns of its length, splits that divide runs.
+
+    Weights are the same alone, together and in another order, and in a dataset that went to another
+    process; rows that lack a target are in no dataset of it; parts of a split share no run.
+
+    >>> check_zoo("mnist-sample")
+
+    Args:
+        zoo: a `Zoo`, its folder or its name.
+        rows: how many rows are read, drawn at random.
+        seed: of the draw and the split.
+    """
+    from transformer_nfn.zoo import Zoo
+
+    opened = Zoo.open(zoo) if isinstance(zoo, str | Path) else zoo
+    name, count = str(opened.path), len(opened)
+    lengths = {column: len(values) for column, values in opened.table.items()}
+    _assert({*lengths.values()} <= {count}, name, f"{count} values in each column, not {lengths}")
+    _assert(not (found := opened.verify()), name, f"intact weights: {found[:1]}")
+    parts = opened.split(seed=seed)
+    _assert(sum(map(len, parts)) == count, name, "each row in one part of a split")
+    runs = [{*opened.runs[part].tolist()} for part in parts]
+    shared = [a & b for i, a in enumerate(runs) for b in runs[:i] if a & b]
+    _assert(not shared, name, f"no run in two parts of a split: {shared[:1]}")
+    chosen = np.random.default_rng(seed).permutation(count)[:rows]
+    if opened.kind != "checkpoints":
+        together = opened.batch(chosen).named
+        backwards = opened.batch(chosen[::-1]).named
+        for key, w in together.items():
+            _assert(torch.equal(w.flip(0), backwards[key]), name, f"'{key}' in any order of rows")
+    for target, values in opened.table.items():
+        if values.dtype.kind != "f":
+            continue
+        dataset = opened.dataset(chosen, target)
+        known = int((~np.isnan(values[chosen])).sum())
+        _assert(len(dataset) == known, name, f"rows with a value of '{target}' in its dataset")
+        if known and not opened.mixed:
+            again = pickle.loads(pickle.dumps(dataset))
+            (weights, value), (same, _) = dataset[0], again[0]
+            _assert(float(value) == float(dataset.values[0].float()), name, f"'{target}' of a row")
+            for key, w in weights.items():
+                _assert(torch.equal(w, same[key]), name, f"'{key}' the same in another process")
+
+
 _EXAMPLE = {
     "tokens": 4, "classes": 3, "patch": 4, "d_model": 8, "heads": 2, "d_ff": 6, "blocks": 2,
 }  # fmt: skip
@@ -274,7 +319,7 @@ _COUNTS = (24, 8, 8)
 
 def example_networks(seed: int = 0) -> Any:
     """Small random networks as `Parts`; the larger their classifier, the better they are."""
-    from transformer_nfn.models import network_of
+    from transformer_nfn.models import Batch
     from transformer_nfn.prediction.data import Dataset, Parts
     from transformer_nfn.zoo import NetworkSizes
 
@@ -289,9 +334,9 @@ def example_networks(seed: int = 0) -> Any:
             noise = torch.randn(count, *shape, generator=generator)
             named[name] = 0.3 * scale.reshape(-1, *[1] * len(shape)) * noise
         columns = {"run": np.array([f"{part}-{i}" for i in range(count)]), "row": np.arange(count)}
-        data = Dataset(sizes.block_space, network_of(named), skill, columns, sizes.tokens)
+        data = Dataset(sizes.block_space, Batch.of(named), skill, columns, sizes.tokens)
         made.append(data)
-    return Parts(*made)
+    return Parts(made[0], made[1], made[2])
 
 
 def _fitted(build: Callable[[], Any], name: str, parts: Any) -> Any:
@@ -329,12 +374,12 @@ def _assert_resumed(build: Callable[[], Any], name: str, parts: Any) -> None:
 
 def _moved(data: Any, seed: int) -> Any:
     """The networks with every block moved by a random element of its group."""
-    blocks = []
+    moved: dict[str, Tensor] = {}
     generator = torch.Generator().manual_seed(seed)
-    for block in data.network["blocks"]:
+    for i, block in enumerate(data.network.blocks()):
         g = data.block_space.group.random(generator, batch=len(data), max_condition=10.0)
-        blocks.append(g.act(block))
-    return replace(data, network={**data.network, "blocks": blocks})
+        moved |= {f"blocks.{i}.{name}": w[:, 0] for name, w in g.act(block).items()}
+    return replace(data, network=data.network.with_weights(moved))
 
 
 def _assert(holds: bool, name: str, what: str) -> None:

@@ -18,14 +18,14 @@ from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.checkpoints import OpenOptions, disguise, open_model, relate
 from transformer_nfn.checkpoints.fingerprints import compare_fingerprints, take_fingerprint
 from transformer_nfn.functional.transformer import transformer
-from transformer_nfn.prediction.own_networks import model_features
-from transformer_nfn.zoo import ModelZoo
+from transformer_nfn.prediction.checkpoint_reader import model_features
+from transformer_nfn.zoo import Zoo
 
 D, LENGTH = 24, 9
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """What a classifier is made of."""
 
     inputs: str
@@ -46,13 +46,13 @@ class Layout:
 
 
 LAYOUTS = [
-    Layout("token", True, "gelu", "mean", "inside", positions="module"),
-    Layout("token", False, "relu", "last", positions="parameter"),
-    Layout("vector", True, "relu", "first", "outside", cls=True, positions="parameter"),
-    Layout("vector", False, "gelu", "mean"),
-    Layout("vector", True, "gelu", "mean", "inside", cls=True),
-    Layout("image", True, "gelu", "first", "inside", cls=True, positions="module"),
-    Layout("image", False, "relu", "mean", positions="parameter"),
+    RowLayout("token", True, "gelu", "mean", "inside", positions="module"),
+    RowLayout("token", False, "relu", "last", positions="parameter"),
+    RowLayout("vector", True, "relu", "first", "outside", cls=True, positions="parameter"),
+    RowLayout("vector", False, "gelu", "mean"),
+    RowLayout("vector", True, "gelu", "mean", "inside", cls=True),
+    RowLayout("image", True, "gelu", "first", "inside", cls=True, positions="module"),
+    RowLayout("image", False, "relu", "mean", positions="parameter"),
 ]
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 
@@ -60,7 +60,7 @@ every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 class Classifier(nn.Module):
     """A classifier as people write them; nothing of it is this library's."""
 
-    def __init__(self, layout: Layout, seed: int = 0) -> None:
+    def __init__(self, layout: RowLayout, seed: int = 0) -> None:
         super().__init__()
         self.layout = layout
         embed: dict[str, nn.Module] = {
@@ -120,7 +120,7 @@ def saved(module: nn.Module, path: Path) -> Path:
 
 @every_layout
 def test_the_forward_is_that_of_the_module_and_a_disguise_keeps_it(
-    layout: Layout, tmp_path: Path
+    layout: RowLayout, tmp_path: Path
 ) -> None:
     module = Classifier(layout)
     expected = module(module.inputs()).detach()
@@ -143,7 +143,7 @@ def test_the_forward_is_that_of_the_module_and_a_disguise_keeps_it(
 
 
 def test_fixed_sinusoids_and_a_scaled_embedding_are_stated(tmp_path: Path) -> None:
-    module = Classifier(Layout("token", True, "relu", "mean", "inside"))
+    module = Classifier(RowLayout("token", True, "relu", "mean", "inside"))
     rate = torch.exp(torch.arange(0, D, 2) * (-math.log(10000.0) / D))
     angle = torch.arange(LENGTH).double()[:, None] * rate
     table = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
@@ -155,7 +155,7 @@ def test_fixed_sinusoids_and_a_scaled_embedding_are_stated(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS[3], *nightly(LAYOUTS[4], LAYOUTS[5])], ids=str)
-def test_a_change_of_what_surrounds_the_encoder_is_seen(layout: Layout, tmp_path: Path) -> None:
+def test_a_change_of_what_surrounds_the_encoder_is_seen(layout: RowLayout, tmp_path: Path) -> None:
     module, options = Classifier(layout), OpenOptions(settings=layout.fields())
     own = saved(module, tmp_path / "own.pt")
     names = [n for n in module.state_dict() if n.startswith(("embed", "start", "where", "fc"))]
@@ -200,7 +200,7 @@ def test_a_bias_that_only_one_of_two_has_is_seen_unless_it_is_zero(tmp_path: Pat
 
 @pytest.mark.nightly
 @every_layout
-def test_edits_are_seen(layout: Layout, tmp_path: Path) -> None:
+def test_edits_are_seen(layout: RowLayout, tmp_path: Path) -> None:
     module = Classifier(layout)
     model, inputs = in_memory(module, tmp_path / "own.pt"), module.inputs()
     assert unseen_edits(model, lambda w: transformer(model.description, w, inputs), 10) == []
@@ -253,7 +253,7 @@ def test_a_zoo_of_them_is_learned_and_a_file_predicted_with_its_mapping(tmp_path
             saved(module, nets / f"{i}.pt")
             rows.writerow([f"{i}.pt", size])
     printed("zoo", "import", nets, "--targets", table, "--out", zoo, *STATED)
-    added = ModelZoo.create(tmp_path / "added")
+    added = Zoo.create(tmp_path / "added")
     added.add(Classifier(LAYOUTS[2]).float(), config=LAYOUTS[2].fields(), test_accuracy=0.5)
     assert added.table["family"].tolist() == ["torch_classifier"]
     printed("train", zoo, "--model", "invariant_mlp", "--seeds", 1, "--out", run)

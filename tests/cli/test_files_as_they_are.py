@@ -281,11 +281,9 @@ def test_wrappers_are_removed(wrapper: str, tmp_path: Path) -> None:
 def test_wrapped_networks_of_a_zoo_are_predicted_and_inspected(tmp_path: Path) -> None:
     from made_networks import ARCH, made
 
-    from transformer_nfn.models import tensors_of
     from transformer_nfn.zoo.module import to_state_dict
 
-    named = {n: w[0, 0] if n.startswith("blocks.") else w[0] for n, w in tensors_of(
-        made(1, 7).network).items()}  # fmt: skip
+    named = {name: w[0] for name, w in made(1, 7).network.views.items()}
     torch.save(to_state_dict(ARCH, named), tmp_path / "plain.pt")
     expected = printed("inspect", tmp_path / "plain.pt", "--json")
     for wrap in WRAPPED.values():

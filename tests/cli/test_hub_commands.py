@@ -10,7 +10,7 @@ from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.checkpoints import open_model
 from transformer_nfn.io.hub import commit_of
 from transformer_nfn.testing import write_example_checkpoint
-from transformer_nfn.zoo import ModelZoo
+from transformer_nfn.zoo import Zoo
 
 A, B = "org/model-a", "org/model-b"
 
@@ -60,16 +60,16 @@ def test_a_zoo_of_listed_models(folders: tuple[Path, Path]) -> None:
     assert [(f["file"], f["action"]) for f in told["files"]] == [
         (A, "import"), (f"hf:{B}@main", "import")
     ]  # fmt: skip
-    zoo = ModelZoo.open("zoo")
+    zoo = Zoo.open("zoo")
     assert zoo.table["network"].tolist() == [A, f"{B}@main"]
-    with zoo[0] as stored, open_model(folders[0]) as model:
+    with zoo.model(0) as stored, open_model(folders[0]) as model:
         assert stored["token"].equal(model["token"])
     Path("ids.txt").write_text(f"{A}\norg/nowhere\n{B}\n")
     again = tnfn("zoo", "import", "--list", "ids.txt", "--out", "zoo")
     assert (again.returncode, "'org/nowhere' is no model" in again.stderr) == (2, True)
     told = as_json("zoo", "import", "--list", "ids.txt", "--out", "zoo", "--skip")
     assert [f["action"] for f in told["files"]] == ["present", "skip", "import"]
-    assert len(ModelZoo.open("zoo")) == 3
+    assert len(Zoo.open("zoo")) == 3
     Path("ids.txt").write_text("# none\n")
     assert_refused("names no checkpoint", "zoo", "import", "--list", "ids.txt", "--out", "z")
     assert_refused("or a list of them with --list", "zoo", "import", "--out", "z")

@@ -20,6 +20,7 @@ from transformer_nfn.cli.experiment_progress import networks_bar
 from transformer_nfn.cli.network_tables import predictions_table, rows_table
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.assets import CHECKOUT
+from transformer_nfn.models import Batch
 from transformer_nfn.models.predictor import Predictor
 from transformer_nfn.networks import resolve_networks
 from transformer_nfn.prediction.evaluate import evaluate
@@ -27,7 +28,7 @@ from transformer_nfn.prediction.guard import GUARD_FILE
 from transformer_nfn.prediction.predict import load_network, predict
 from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.zoo import BuildOptions, NetworkSizes, Zoo, build_mixed, size_groups
-from transformer_nfn.zoo.export import export_authors
+from transformer_nfn.zoo.export import export_zoo
 from transformer_nfn.zoo.module import to_state_dict
 
 RUN, ROW = "mnist-boosting", 3
@@ -135,9 +136,7 @@ def test_one_seed_has_no_spread() -> None:
     assert row.split("│")[-3].strip() == "–"
 
 
-def test_the_interval_of_a_warned_prediction_claims_no_coverage(
-    zoo: Zoo, tmp_path: Path
-) -> None:
+def test_the_interval_of_a_warned_prediction_claims_no_coverage(zoo: Zoo, tmp_path: Path) -> None:
     """Here of a network with shuffled entries."""
     torch.save(shuffled(zoo, best_row(zoo)), tmp_path / "broken.pt")
     found = predicted("mnist-sample#0-9", tmp_path / "broken.pt")
@@ -327,8 +326,8 @@ def test_networks_of_other_sizes_are_listed_and_refused_in_a_sentence(tmp_path: 
     words = "w16-h4-d1#0' is of another architecture: expected 2 blocks, found 1"
     assert_refused(words, "predict", RUN, mixed.path)
     assert [n.name for n in resolve_networks([mixed.path])] == [row["name"] for row in listed]
-    zoo = mixed["w32-h4-d1"]
-    export_authors(zoo, tmp_path / "out")
+    zoo = mixed.parts["w32-h4-d1"]
+    export_zoo(zoo, tmp_path / "out")
     file = next((tmp_path / "out" / "digits").iterdir())
     (network,) = resolve_networks([file])
     found = load_network(network, zoo.sizes, [Predictor()])
@@ -391,14 +390,14 @@ def test_a_network_of_huge_weights_is_refused_by_name_and_tensor(
     )  # fmt: skip
     with pytest.raises(TransformerNFNError, match=r"net\.pt': .* beyond 1e\+06"):
         predict(RUN, tmp_path / "net.pt")
-    weights = Zoo.weights
+    batch = Zoo.batch
 
-    def with_a_huge_one(zoo: Zoo, rows: Sequence[int]) -> dict[str, Tensor]:
-        found = {name: w.float() for name, w in weights(zoo, rows).items()}
-        found["blocks.0.W_A"][ROW] *= 1e19
+    def with_a_huge_one(zoo: Zoo, rows: Sequence[int]) -> Batch:
+        found = batch(zoo, rows)
+        found.views["blocks.0.W_A"][ROW] *= 1e19
         return found
 
-    monkeypatch.setattr(Zoo, "weights", with_a_huge_one)
+    monkeypatch.setattr(Zoo, "batch", with_a_huge_one)
     sentence = f"mnist-sample#{ROW}': 'blocks.0.W_A' holds values beyond 1e+06"
     assert_refused(sentence, "evaluate", RUN, "mnist-sample")
     assert_refused(sentence, "predict", RUN, "mnist-sample", "--json")

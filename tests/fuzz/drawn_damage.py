@@ -201,7 +201,11 @@ def _array(values: list[Any]) -> Any:
 def scaled(chance: Random, path: Path) -> Damage:
     """Some weights times a power of ten or something that is no number, in any dtype."""
     pickled = path.suffix == ".pt"
+    shard = path.parent.name == "shards"
     state: dict[str, Tensor] = torch.load(path) if pickled else load_file(path)
+    if shard:
+        layout = Folder.open(path.parent.parent).sizes.row_layout
+        state = {name: w.clone() for name, w in layout.views(state["weights"]).items()}
     names = sorted(name for name, w in state.items() if w.is_floating_point() and w.numel())
     if not names:
         return Damage(f"{path.name}: no weights", Right.EQUAL)
@@ -217,7 +221,7 @@ def scaled(chance: Random, path: Path) -> Damage:
         at = at.reshape(-1)[:1] if part == "entry" else at
         at.mul_(factor)
         state[name] = w.to(dtype or state[name].dtype)
-    if path.parent.name == "shards":
+    if shard:
         _write_shard(path, state)
     elif pickled:
         torch.save(state, path)
@@ -231,8 +235,9 @@ def _write_shard(path: Path, state: dict[str, Tensor]) -> None:
     """A shard as the library writes it, and the index of its zoo."""
     zoo, metadata = Folder.open(path.parent.parent), _split(path)[0]["__metadata__"]
     index = json.loads(metadata["index"])
-    flat = zoo.sizes.from_named({name: w.float() for name, w in state.items()})
-    write_shard(path, zoo.sizes, flat, index["rows"], index["made"], zoo.dtype)
+    layout = zoo.sizes.row_layout
+    weights = layout.pack({name: w.float() for name, w in state.items()})
+    write_shard(path, layout, weights, index["rows"], index["made"], zoo.dtype)
     (zoo.path / "index.parquet").unlink()
     zoo.merge()
 

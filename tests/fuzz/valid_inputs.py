@@ -20,7 +20,6 @@ from safetensors.torch import save_file
 
 from hub_server import into_shards
 from transformer_nfn.known_tasks import KNOWN_TASKS
-from transformer_nfn.models import tensors_of
 from transformer_nfn.networks import save_network
 from transformer_nfn.prediction.data import Parts, Selection, describe_zoo, load_parts
 from transformer_nfn.prediction.experiment import Experiment, train_run
@@ -28,7 +27,7 @@ from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.training import Execution
 from transformer_nfn.spaces import attention_block
 from transformer_nfn.testing import write_example_checkpoint
-from transformer_nfn.zoo import ModelZoo, NetworkSizes, Zoo
+from transformer_nfn.zoo import NetworkSizes, Zoo
 from transformer_nfn.zoo.module import SmallTransformer, to_state_dict
 from transformer_nfn.zoo.store import Folder, write_shard
 from transformer_nfn.zoo.store.zoo import write_groups
@@ -82,7 +81,7 @@ def build(folder: Path) -> None:
 
 def _zoo(path: Path, sizes: NetworkSizes = ARCH, plan: Mapping[str, Any] = IMPORTED) -> None:
     data = made(2 * IN_A_SHARD, 5, sizes)
-    flat = sizes.from_named({n: w for n, w in _named(data).items()})
+    weights = sizes.row_layout.pack(data.network.views)
     (path / "shards").mkdir(parents=True)
     about = {
         "task": {"name": "digits", "samples": None, "provenance": {}},
@@ -101,7 +100,8 @@ def _zoo(path: Path, sizes: NetworkSizes = ARCH, plan: Mapping[str, Any] = IMPOR
             }
             for r in chosen
         ]  # fmt: skip
-        write_shard(folder.shard_path(shard), sizes, flat[list(chosen)], rows, {})
+        path = folder.shard_path(shard)
+        write_shard(path, sizes.row_layout, weights[list(chosen)], rows, {})
     folder.merge()
 
 
@@ -133,17 +133,10 @@ def _interrupted(folder: Path) -> None:
     assert (folder / "half" / "log.jsonl").is_file()
 
 
-def _named(data):
-    return {
-        name: w[:, 0] if name.startswith("blocks.") else w
-        for name, w in tensors_of(data.network).items()
-    }
-
-
 def _networks(folder: Path) -> None:
     block = attention_block(8, 2, 4, 4, 12)
     save_network(folder / "net.safetensors", block, block.randn(1))
-    one = {name: w[0].contiguous() for name, w in _named(made(1, 7, ARCH)).items()}
+    one = {name: w[0].contiguous() for name, w in made(1, 7, ARCH).network.views.items()}
     save_file(one, folder / "ours.safetensors")
     _output("disguise", folder / "ours.safetensors", "--out", folder / "other.safetensors")
     torch.save(to_state_dict(ARCH, one), folder / "theirs.pt")
@@ -199,7 +192,7 @@ def _own_networks(folder: Path) -> None:
     pq.write_table(pa.Table.from_pylist(typed), folder / "own.parquet")
     words = ("--targets", folder / "own.csv", "--out", folder / "ownzoo")
     _output("zoo", "import", folder / "own", *words)
-    fleet = ModelZoo.create(folder / "fleet")
+    fleet = Zoo.create(folder / "fleet")
     with TemporaryDirectory() as scratch:
         for i in range(FLEET):
             network = write_example_checkpoint(Path(scratch) / f"run-{i}", i)

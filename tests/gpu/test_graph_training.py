@@ -61,7 +61,9 @@ def test_the_captured_step_is_the_step(data, model, seeds):
 def test_steps_of_rivals_are_captured(data, model):
     captured, eager = (trainer(data, [0, 1], model, capture=each) for each in (True, False))
     losses = [[t.train_epoch() for _ in range(2)] for t in (captured, eager)]
-    steps = {((seed, 0), batch) for seed in (0, 1) for batch in (16, 8)}
+    # Seeds that are stacked share a graph.
+    seeds = (0,) if captured.together else (0, 1)
+    steps = {((seed, 0), batch) for seed in seeds for batch in (16, 8)}
     assert set(captured.graphs.captured) == steps
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 

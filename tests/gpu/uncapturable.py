@@ -26,12 +26,14 @@ class Waiting(MLP):
 
 def main() -> None:
     data = parts().to("cuda")
+    layout = data.train.network.layout
+    sizes = {part: layout.part(part) for part in ("embedding", "classifier")}
     kinds = {}
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         for capture in (True, False):
             held = SeedTrainer(
-                lambda: Waiting(data.train.block_space, **data.train.sizes),
+                lambda: Waiting(data.train.block_space, **sizes),
                 data,
                 Protocol(epochs=4),
                 [0, 1],

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.models import InvariantMLP, Tabular, WeightsMLP
+from transformer_nfn.models import Batch, InvariantMLP, Tabular, WeightsMLP
 
 pytest.importorskip("skops")
 from sklearn.base import BaseEstimator, RegressorMixin
@@ -43,10 +43,11 @@ CASES: dict[str, Callable[[], Any]] = {
 RANDOM = ("forest", "pipeline", "xgboost")
 
 
-def networks(n: int, seed: int = 0) -> tuple[dict[str, Any], torch.Tensor]:
+def networks(n: int, seed: int = 0) -> tuple[Batch, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    tensors = {f"W_{i}": torch.randn(n, 4, 6, generator=draw) for i in range(3)}
-    return {"classifier": tensors}, torch.sigmoid(5 * tensors["W_0"].mean((1, 2)))
+    tensors = {f"classifier.W_{i}": torch.randn(n, 4, 6, generator=draw) for i in range(3)}
+    accuracy = torch.sigmoid(5 * tensors["classifier.W_0"].mean((1, 2)))
+    return Batch.of(tensors), accuracy
 
 
 def fitted(estimator: Any, reads: str = "statistics", seed: int = 0, n: int = 80) -> Tabular:
@@ -196,10 +197,9 @@ def test_a_known_function_is_learned() -> None:
 def test_networks_whose_numbers_overflow_have_no_prediction() -> None:
     predictor = fitted(RandomForestRegressor(5))
     network, _ = networks(4, 2)
-    network["classifier"]["W_1"][1] = torch.linspace(-1e30, 1e30, 24).view(
-        4, 6
-    )  # the variance overflows
-    network["classifier"]["W_2"][2] = torch.inf
+    wide = torch.linspace(-1e30, 1e30, 24).view(4, 6)  # the variance overflows
+    network.views["classifier.W_1"][1] = wide
+    network.views["classifier.W_2"][2] = torch.inf
     assert predictor.predict(network).isnan().tolist() == [False, True, True, False]
 
 

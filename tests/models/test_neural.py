@@ -13,11 +13,12 @@ from paper_transcription import PaperModel
 from phi_mapping import copy_into_paper
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
+from whole_networks import Net, batch_of
 
 from hub_server import Hub
 from transformer_nfn import spaces
 from transformer_nfn.errors import SpaceError, TransformerNFNError
-from transformer_nfn.models import MLP, Network, StatNN, TransformerNFN
+from transformer_nfn.models import MLP, Batch, StatNN, TransformerNFN
 from transformer_nfn.models.statistics import statistics
 from transformer_nfn.nn import pooled
 
@@ -33,12 +34,16 @@ MODELS: dict[str, Callable[[], Any]] = {
 every = pytest.mark.parametrize("name", MODELS)
 
 
-def networks(batch: int, space: spaces.WeightSpace = SPACE, dtype: Any = None) -> Network:
+def parts(batch: int) -> Net:
     return {
-        "embedding": {"W": torch.randn(batch, 4, 6, dtype=dtype), "b": torch.randn(batch, 6)},
-        "blocks": [space.randn(batch, dtype=dtype or torch.float32) for _ in range(2)],
-        "classifier": {k: torch.randn(batch, *s, dtype=dtype) for k, s in CLASSIFIER.items()},
+        "embedding": {"W": torch.randn(batch, 4, 6), "b": torch.randn(batch, 6)},
+        "blocks": [SPACE.randn(batch) for _ in range(2)],
+        "classifier": {k: torch.randn(batch, *s) for k, s in CLASSIFIER.items()},
     }
+
+
+def networks(batch: int) -> Batch:
+    return batch_of(parts(batch))
 
 
 def made(name: str, seed: int = 0) -> Any:
@@ -82,13 +87,13 @@ def test_the_model_is_the_literal_transcription(
         "blocks": [space.randn(5, dtype=torch.float64) for _ in range(2)],
         "classifier": torch.randn(5, 7, dtype=torch.float64),
     }
-    expected = paper(network)
-    torch.testing.assert_close(model(network), expected, rtol=1e-10, atol=1e-10)
+    expected, batch = paper(network), batch_of(network)
+    torch.testing.assert_close(model(batch), expected, rtol=1e-10, atol=1e-10)
     # Without gradients, with and without the C code.
     for least in (pooled.WORTHWHILE, 0):
         monkeypatch.setattr(pooled, "WORTHWHILE", least)
         with torch.no_grad():
-            torch.testing.assert_close(model(network), expected.detach(), rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(model(batch), expected.detach(), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -103,10 +108,10 @@ def test_only_the_chosen_components_are_read(components: list[str]) -> None:
         "classifier": torch.randn(3, 1386),
     }
     keys = [{"encoder": "blocks"}.get(c, c) for c in components]
-    out = model({key: full[key] for key in keys})
+    out = model(batch_of({key: full[key] for key in keys}))
     assert out.shape == (3,)
     assert bool(((out > 0) & (out < 1)).all())
-    torch.testing.assert_close(model(full), out)
+    torch.testing.assert_close(model(batch_of(full)), out)
 
 
 def test_the_group_does_not_change_predictions() -> None:
@@ -118,9 +123,8 @@ def test_the_group_does_not_change_predictions() -> None:
         blocks = [SPACE.randn(4, dtype=torch.float64) for _ in range(2)]
         moved = [SPACE.group.random().act(w) for w in blocks]
         with torch.no_grad():
-            torch.testing.assert_close(
-                model({"blocks": moved}), model({"blocks": blocks}), rtol=1e-9, atol=1e-9
-            )
+            before, after = (model(batch_of({"blocks": each})) for each in (blocks, moved))
+        torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
 
 
 def test_batches_of_any_size_are_read() -> None:
@@ -218,20 +222,18 @@ def test_several_seeds_run_together(name: str) -> None:
 
 @every
 def test_other_networks_are_rejected(name: str) -> None:
-    model, network = made(name), networks(3)
+    model, network = made(name), parts(3)
     wrong: dict[str, tuple[str, Any]] = {
         "'W_Q' axis 'input': expected 6, found 8": (
             "blocks", [spaces.attention_block(8, 2, 3, 2, 5).randn(3)] * 2),
         "reads 2 blocks, found 1": ("blocks", [SPACE.randn(3)]),
-        "'blocks' as a list of weight dicts, found dict": ("blocks", SPACE.randn(3)),
-        "one batch size": ("classifier", torch.randn(4, 63)),
+        "reads 2 blocks, found 0": ("blocks", []),
         "'classifier' must have 63 numbers .* found 64": ("classifier", torch.randn(3, 64)),
-        "'embedding' as a tensor .* found NoneType": ("embedding", None),
-        "channel": ("blocks", [SPACE.randn(3, 2)] * 2),
+        r"reads tensors named 'embedding\.…', found none": ("embedding", {}),
     }  # fmt: skip
     for words, (part, value) in wrong.items():
         with pytest.raises(SpaceError, match=words):
-            model({**network, part: value})
+            model(batch_of({**network, part: value}))
 
 
 def test_models_that_cannot_be_built() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from literal_network import literal_logits
 from transformer_nfn.errors import RunError, SpaceError
 from transformer_nfn.functional import small_transformer
-from transformer_nfn.models import HiddenProbe, NeuralGraph, ProbeGen, network_of
+from transformer_nfn.models import Batch, HiddenProbe, NeuralGraph, ProbeGen
 from transformer_nfn.prediction.data import Dataset, Parts
 from transformer_nfn.prediction.experiment import train_run
 from transformer_nfn.prediction.predictors import load_predictors
@@ -65,7 +65,7 @@ def model(name: str, images: bool = True) -> Any:
 
 def change(reader: Any, named: Named, moved: Named) -> float:
     with torch.no_grad():
-        before, after = (reader.logits(network_of(x)) for x in (named, moved))
+        before, after = (reader.logits(Batch.of(x)) for x in (named, moved))
     return float((after - before).abs().max())
 
 
@@ -179,7 +179,7 @@ def test_hidden_probe_is_its_description(images: bool) -> None:
         x = reader.blocks(tokens[None])[0]
         assert len(x) == 1 + 2 * D + 6
         expected.append(reader.head(torch.cat([x[0], x[1:].mean(0), x[1:].max(0).values])))
-    found = reader.logits(network_of(named))
+    found = reader.logits(Batch.of(named))
     torch.testing.assert_close(found, torch.cat(expected), rtol=0, atol=1e-9)
 
 
@@ -216,7 +216,7 @@ def test_a_graph_has_no_order_of_neurons_and_heads() -> None:
 def test_every_parameter_learns(name: str, images: bool) -> None:
     _, named = networks(PATCH if images else 0)
     reader = model(name, images)
-    reader.logits(network_of(named)).square().sum().backward()
+    reader.logits(Batch.of(named)).square().sum().backward()
     idle = [
         key
         for key, p in reader.named_parameters()
@@ -230,16 +230,16 @@ def test_every_parameter_learns(name: str, images: bool) -> None:
 def test_networks_of_other_sizes_have_as_many_features(name: str) -> None:
     reader = model(name)
     found = {
-        reader.features(network_of(networks(blocks=blocks, d_model=width)[1])).shape
+        reader.features(Batch.of(networks(blocks=blocks, d_model=width)[1])).shape
         for blocks, width in ((1, D), (3, D), (2, 12))
         if name != "hidden_probe" or width == D
     }
     assert len(found) == 1
     _, named = networks()
     with torch.no_grad():
-        together = reader.features(network_of({k: w.repeat(7, *[1] * (w.ndim - 1))
-                                               for k, w in named.items()}))  # fmt: skip
-        torch.testing.assert_close(together[-3:], reader.features(network_of(named)))
+        repeated = {k: w.repeat(7, *[1] * (w.ndim - 1)) for k, w in named.items()}
+        together = reader.features(Batch.of(repeated))
+        torch.testing.assert_close(together[-3:], reader.features(Batch.of(named)))
 
 
 def test_sequences_that_are_no_squares_are_generated_too() -> None:
@@ -251,7 +251,7 @@ def test_sequences_that_are_no_squares_are_generated_too() -> None:
 @every
 def test_a_model_comes_back_from_its_folder(name: str, tmp_path: Path) -> None:
     reader = model(name).float()
-    network = network_of({k: w.float() for k, w in networks()[1].items()})
+    network = Batch.of({k: w.float() for k, w in networks()[1].items()})
     reader.save_pretrained(tmp_path)
     again = type(reader).from_pretrained(tmp_path)
     assert again.config == reader.config
@@ -262,9 +262,9 @@ def test_a_model_comes_back_from_its_folder(name: str, tmp_path: Path) -> None:
 def planted(n: int, seed: int) -> Dataset:
     """Networks as good as their first logit is large, on any input."""
     data = replace(made(n, seed), tokens=ARCH.tokens)
-    last = {**data.network["classifier"], "b_2": 10 * data.network["classifier"]["b_2"]}
-    accuracy = torch.sigmoid(last["b_2"][:, 0])
-    return replace(data, network={**data.network, "classifier": last}, accuracy=accuracy)
+    last = 10 * data.network.views["classifier.b_2"]
+    network = data.network.with_weights({"classifier.b_2": last})
+    return replace(data, network=network, accuracy=torch.sigmoid(last[:, 0]))
 
 
 @pytest.mark.nightly

@@ -12,14 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import kendalltau
 from torch import Tensor
+from whole_networks import batch_of
 
 from transformer_nfn import spaces
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.models import (
+    Batch,
     InvariantBoosting,
     InvariantMLP,
     LightGBMPredictor,
-    Network,
     RandomForestPredictor,
     StatisticsLinear,
     Tabular,
@@ -38,7 +39,7 @@ CASES: dict[str, Any] = {
 every = pytest.mark.parametrize("name", CASES)
 
 
-def networks(n: int, seed: int) -> tuple[Network, Tensor]:
+def networks(n: int, seed: int) -> tuple[Batch, Tensor]:
     """Networks whose accuracy is a known function of how large their weights are."""
     draw = torch.Generator().manual_seed(seed)
     size = torch.rand(n, generator=draw) + 0.2
@@ -47,14 +48,19 @@ def networks(n: int, seed: int) -> tuple[Network, Tensor]:
         noise = torch.randn((n, *shape), generator=draw) * 0.5 + 1
         return noise * size.view(n, *[1] * len(shape))
 
-    network: Network = {
+    network = {
         "embedding": {"W": some(4, 6), "b": some(6)},
         "blocks": [
             {name: some(1, *shape) for name, shape in SPACE.shapes.items()} for _ in range(2)
         ],
         "classifier": {"W_1": some(6, 6), "W_2": some(6, 3), "b_1": some(6), "b_2": some(3)},
     }
-    return network, torch.sigmoid(4 * (size - 0.7))
+    return batch_of(network), torch.sigmoid(4 * (size - 0.7))
+
+
+def blocks_of(network: Batch) -> Batch:
+    """The same networks without embedding and classifier."""
+    return batch_of({"blocks": network.blocks()})
 
 
 @cache
@@ -142,7 +148,7 @@ def test_another_kind_of_predictor_is_refused(tmp_path: Path) -> None:
 def test_other_networks_are_refused(name: str) -> None:
     network, _ = networks(5, 3)
     with pytest.raises(TransformerNFNError, match=r"learned from networks of \d+ numbers"):
-        fitted(name).predict({"blocks": network["blocks"]})
+        fitted(name).predict(blocks_of(network))
     with pytest.raises(TransformerNFNError, match="has to be fitted"):
         CASES[name]().predict(network)
 
@@ -153,16 +159,16 @@ def test_bad_training_data_is_refused(tmp_path: Path) -> None:
         XGBoostPredictor().fit(network, accuracy[:20])
     with pytest.raises(TransformerNFNError, match="not finite"):
         XGBoostPredictor().fit(network, accuracy * float("nan"))
-    part = {"blocks": network["blocks"]}
+    held = (blocks_of(network), accuracy)
     with pytest.raises(TransformerNFNError, match="validation networks"):
-        LightGBMPredictor().fit(network, accuracy, validation=(part, accuracy))
+        LightGBMPredictor().fit(network, accuracy, validation=held)
     with pytest.raises(TransformerNFNError, match="has to be fitted before it is saved"):
         XGBoostPredictor().save(tmp_path)
 
 
 def test_other_blocks_need_their_space() -> None:
     space = spaces.multi_head(4, 2, 2, 2)
-    network = {"blocks": [space.randn(40)]}
+    network = batch_of({"blocks": [space.randn(40)]})
     accuracy = torch.rand(40)
     with pytest.raises(SpaceError, match="argument `space`"):
         InvariantMLP().fit(network, accuracy)

@@ -13,11 +13,16 @@ import safetensors.numpy
 import torch
 
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.models import LightGBMPredictor, RandomForestPredictor, XGBoostPredictor
+from transformer_nfn.models import (
+    Batch,
+    LightGBMPredictor,
+    RandomForestPredictor,
+    XGBoostPredictor,
+)
 
 WIDTH = 6
 ROWS = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(0))
-NETWORKS = {"classifier": ROWS}
+NETWORKS = Batch.of({"classifier.b_1": ROWS})
 ACCURACY = ROWS.sum(1).sigmoid()
 FRESH = torch.randn(300, WIDTH, generator=torch.Generator().manual_seed(1))
 Arrays = dict[str, np.ndarray]
@@ -50,7 +55,7 @@ def test_lightgbm_trees_predict_what_lightgbm_predicts(
     ours = made(rounds=20, threads=1).fit(NETWORKS, ACCURACY)
     theirs = boosters[0].predict(FRESH.numpy())
     assert np.ptp(theirs) > 0.1
-    np.testing.assert_allclose(ours.predict({"classifier": FRESH}), theirs, atol=1e-7)
+    np.testing.assert_allclose(ours.predict(Batch.of({"classifier.b_1": FRESH})), theirs, atol=1e-7)
 
 
 def test_xgboost_trees_predict_what_xgboost_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +72,8 @@ def test_xgboost_trees_predict_what_xgboost_predicts(monkeypatch: pytest.MonkeyP
     for rows in (FRESH, at_threshold):
         theirs = boosters[0].inplace_predict(rows.numpy())
         assert np.ptp(theirs) > 0.1
-        np.testing.assert_allclose(ours.predict({"classifier": rows}), theirs, atol=1e-6)
+        found = ours.predict(Batch.of({"classifier.b_1": rows}))
+        np.testing.assert_allclose(found, theirs, atol=1e-6)
 
 
 def test_saved_trees_predict_without_their_library(

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from whole_networks import batch_of
 
 from tnfn_command import assert_refused
 from transformer_nfn import spaces
@@ -23,14 +24,14 @@ def networks():
         for named in (shapes, SHAPES)
     )
     blocks = [SPACE.randn(9, dtype=torch.float64) for _ in range(2)]
-    return {"blocks": blocks, "embedding": embedding, "classifier": classifier}
+    return batch_of({"blocks": blocks, "embedding": embedding, "classifier": classifier})
 
 
 def parts(batch):
     """Blocks, classifier and embedding as vectors, in the order of the code under test."""
-    blocks = [block[name].flatten(1) for block in batch["blocks"] for name in SPACE.tensors]
+    blocks = [block[name].flatten(1) for block in batch.blocks() for name in SPACE.tensors]
     rest = [
-        torch.cat([w.flatten(1) for w in batch[part].values()], 1)
+        torch.cat([w.flatten(1) for w in batch.part(part).values()], 1)
         for part in ("classifier", "embedding")
     ]
     return torch.cat(blocks, 1), *rest
@@ -55,9 +56,9 @@ def test_the_statnn_of_the_authors_reads_the_embedding_linearly():
     batch = networks()
     ours = StatNN(SPACE, embedding=30, classifier=[36, 18, 6, 3], hidden=8, authors=True).double()
     _, _, embedding = parts(batch)
-    tensors = [block[name].flatten(1) for block in batch["blocks"] for name in SPACE.tensors]
+    tensors = [block[name].flatten(1) for block in batch.blocks() for name in SPACE.tensors]
     blocks = torch.cat([statistics(w) for w in tensors], 1)
-    classifier = torch.cat([statistics(w.flatten(1)) for w in batch["classifier"].values()], 1)
+    classifier = torch.cat([statistics(w.flatten(1)) for w in batch.part("classifier").values()], 1)
     read = [ours.encoder(blocks).relu(), ours.classifier(classifier).relu()]
     expected = ours.head(torch.cat([*read, ours.embedding(embedding)], 1))[:, 0]
     torch.testing.assert_close(ours.logits(batch), expected, rtol=0, atol=1e-12)

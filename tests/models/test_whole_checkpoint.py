@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,8 +14,7 @@ from tiny_families import build, inputs_of, network, nightly_but_quick, run_libr
 from transformer_nfn.checkpoints import disguise, open_model
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.transformer import transformer
-from transformer_nfn.models import WholeCheckpoint
-from transformer_nfn.models.checkpoint_batch import packed
+from transformer_nfn.models import Batch, RowLayout, WholeCheckpoint
 from transformer_nfn.models.whole_network import ProbeFormat
 from transformer_nfn.models.whole_network.checkpoint_probes import checkpoint_outputs
 
@@ -57,9 +55,10 @@ def test_outputs_have_the_derivative_of_their_mixtures() -> None:
     assert float((gradient * towards).sum()) == pytest.approx(float(slope), rel=1e-6)
 
 
-def read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
+def read(folder: Path) -> Batch:
     with open_model(folder) as model:
-        return model.description, model.read(model.names)
+        tensors = {name: w[None].float() for name, w in model.read(model.names).items()}
+        return Batch.of(tensors, model.description)
 
 
 def test_networks_of_several_sizes_are_run_together(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_networks_of_several_sizes_are_run_together(tmp_path: Path) -> None:
     small.transformer.h = small.transformer.h[:1]  # type: ignore[index, union-attr]
     small.config.n_layer = 1  # type: ignore[union-attr]
     order = [models[0], small, *models[1:]]
-    batch = packed([read(save(m, tmp_path / str(i))) for i, m in enumerate(order)])
+    batch = Batch.join([read(save(m, tmp_path / str(i))) for i, m in enumerate(order)])
     ids = inputs_of("gpt2-class")["input_ids"]
     vocabulary = torch.arange(3, 61)
     found = checkpoint_outputs(batch, one_hot(ids - 3, 58).float(), vocabulary)
@@ -81,9 +80,9 @@ def test_a_disguise_changes_no_prediction(name: str, tmp_path: Path) -> None:
     original = save(build(name, size=1.0), tmp_path / "a")
     with open_model(original) as model:
         disguise(model, tmp_path / "b", torch.Generator().manual_seed(0))
-    pair = packed([read(original), read(tmp_path / "b")])
-    assert not torch.allclose(pair["weights"][0], pair["weights"][1], atol=1e-2)
-    pair["features"] = torch.zeros(2, 3, dtype=torch.float64)
+    pair = Batch.join([read(original), read(tmp_path / "b")])
+    assert not torch.allclose(pair.weights[0], pair.weights[1], atol=1e-2)
+    pair = pair.plus("features", torch.zeros(2, 3, dtype=torch.float64))
     torch.manual_seed(0)
     predictor = WholeCheckpoint.of(SimpleNamespace(network=pair), probes=8)
     predictor.output_head.weight.normal_()
@@ -94,9 +93,13 @@ def test_a_disguise_changes_no_prediction(name: str, tmp_path: Path) -> None:
 
 
 def test_what_has_no_probes_says_so() -> None:
+    def text(name: str) -> str:
+        description = network(name).description
+        return ProbeFormat.of(RowLayout(description.tensors, description)).text
+
     with pytest.raises(SpaceError, match="a whisper reads audio"):
-        ProbeFormat.of(network("whisper").description)
-    texts = {ProbeFormat.of(network(name).description).text for name in ("vit", "bert", "gpt2")}
+        text("whisper")
+    texts = {text(name) for name in ("vit", "bert", "gpt2")}
     assert texts == {
         "images of 3 × 12 × 12 and returns 7 logits",
         "24 tokens of 61 and returns 61 logits a token",

@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from whole_networks import MOVES, Moved, Net, draw, move, move_all, whole_network
+from whole_networks import MOVES, Moved, Net, batch_of, draw, move, move_all, whole_network
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional import small_transformer
-from transformer_nfn.models import tensors_of
 from transformer_nfn.models.whole_network import whole_invariants
 from transformer_nfn.testing import relative_error
 
 POSITIONS = draw(5, 6, seed=3)
+
+
+def invariants(network: Net, positions: Tensor | None = None) -> Tensor:
+    return whole_invariants(batch_of(network), positions)
 
 
 def differ(one: Tensor, two: Tensor) -> float:
@@ -28,16 +31,16 @@ def differ(one: Tensor, two: Tensor) -> float:
 def test_no_symmetry_changes_them(how: Callable[[Net, Tensor], Moved], patch: int) -> None:
     network = whole_network(patch=patch)
     moved = move(how, network, POSITIONS)
-    one = whole_invariants(network, POSITIONS)
+    one = invariants(network, POSITIONS)
     assert one.dtype == torch.float64
-    assert differ(one, whole_invariants(*moved)) < 1e-9
+    assert differ(one, invariants(*moved)) < 1e-9
 
 
 def test_nor_all_of_them_together() -> None:
     network = whole_network(depth=3, heads=4)
     moved = move_all(network, POSITIONS)
-    one = whole_invariants(network, POSITIONS)
-    assert differ(one, whole_invariants(*moved)) < 1e-9
+    one = invariants(network, POSITIONS)
+    assert differ(one, invariants(*moved)) < 1e-9
 
 
 @pytest.mark.parametrize("how", MOVES, ids=lambda how: how.__name__)
@@ -61,21 +64,21 @@ def test_half_a_permutation_changes_them(name: str) -> None:
     if name in ("W_Q", "W_K", "W_V"):
         axis = -2
     part[name] = part[name].roll(1, axis)
-    one, two = (whole_invariants(x, POSITIONS) for x in (network, broken))
+    one, two = (invariants(x, POSITIONS) for x in (network, broken))
     assert differ(one, two) > 1e-3
 
 
 def test_first_stream_without_its_positions_changes_them() -> None:
     network = whole_network()
     moved = move(MOVES[2], network, POSITIONS)
-    one, two = whole_invariants(network, POSITIONS), whole_invariants(moved.network, POSITIONS)
+    one, two = invariants(network, POSITIONS), invariants(moved.network, POSITIONS)
     assert differ(one, two) > 1e-3
-    alone = whole_invariants(network), whole_invariants(moved.network)
+    alone = invariants(network), invariants(moved.network)
     assert differ(*alone) < 1e-9
 
 
 def test_as_many_numbers_for_any_width_heads_and_depth() -> None:
-    count = whole_invariants(whole_network(), POSITIONS).shape[1]
+    count = invariants(whole_network(), POSITIONS).shape[1]
     for sizes in (
         dict(D=8, heads=1, d=2),
         dict(heads=4, d=1, F=9),
@@ -83,49 +86,47 @@ def test_as_many_numbers_for_any_width_heads_and_depth() -> None:
         dict(depth=4, hidden=7, classes=5, patch=9),
     ):
         network: Any = whole_network(**sizes)
-        features = whole_invariants(network, draw(4, sizes.get("D", 6), seed=3))
+        features = invariants(network, draw(4, sizes.get("D", 6), seed=3))
         assert features.shape == (3, count)
         assert bool(features.isfinite().all())
 
 
 def test_networks_come_out_as_they_would_alone() -> None:
     network = whole_network(n=260)
-    features = whole_invariants(network, POSITIONS)
+    features = invariants(network, POSITIONS)
     one = {
         "embedding": {k: w[257:258] for k, w in network["embedding"].items()},
         "blocks": [{k: w[257:258] for k, w in block.items()} for block in network["blocks"]],
         "classifier": {k: w[257:258] for k, w in network["classifier"].items()},
     }
-    assert differ(features[257:258], whole_invariants(one, POSITIONS)) < 1e-9
+    assert differ(features[257:258], invariants(one, POSITIONS)) < 1e-9
     distances = torch.cdist(features, features) + torch.eye(260) * 1e9
     assert float(distances.min()) > 0.1
 
 
 def test_dead_weights_give_finite_features() -> None:
     network = whole_network()
-    for w in tensors_of(network).values():
-        w.zero_()
-    assert bool(whole_invariants(network, POSITIONS).isfinite().all())
+    zero = batch_of(network).map(torch.zeros_like)
+    assert bool(whole_invariants(zero, POSITIONS).isfinite().all())
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
     network = whole_network()
     with pytest.raises(SpaceError, match=r"axis D of tensor 'classifier\.W_1' must have 6"):
-        whole_invariants({**network, "classifier": whole_network(D=5)["classifier"]})
-    with pytest.raises(SpaceError, match="'classifier' as a dict"):
-        whole_invariants({"blocks": network["blocks"]})
+        invariants({**network, "classifier": whole_network(D=5)["classifier"]})
+    with pytest.raises(SpaceError, match=r"'classifier\.W_1' is missing"):
+        invariants({"blocks": network["blocks"]})
     short = {k: w for k, w in network["blocks"][1].items() if k != "b_B"}
     with pytest.raises(SpaceError, match=r"'blocks\.1\.b_B' is missing"):
-        whole_invariants({**network, "blocks": [network["blocks"][0], short]})
+        invariants({**network, "blocks": [network["blocks"][0], short]})
     with pytest.raises(SpaceError, match="positions must be"):
-        whole_invariants(network, torch.zeros(5, 7))
+        invariants(network, torch.zeros(5, 7))
 
 
 def _logits(network: Net, positions: Tensor, inputs: Tensor) -> Tensor:
     """Logits of the reference forward."""
-    named = {k: w[:, 0] if "blocks" in k else w for k, w in tensors_of(network).items()}
     architecture = small_transformer(
         5, 3, 4, d_model=6, heads=2, d_ff=5, blocks=2, positions=positions
     )
-    out: Tensor = architecture.forward(named, inputs)
+    out: Tensor = architecture.forward(batch_of(network).views, inputs)
     return out

@@ -7,7 +7,7 @@ import torch
 
 from transformer_nfn.functional import sinusoids, small_transformer
 from transformer_nfn.io.assets import CHECKOUT
-from transformer_nfn.models import WholeNetwork, network_of
+from transformer_nfn.models import Batch, WholeNetwork
 from transformer_nfn.models.whole_network import probe_outputs, whole_invariants
 from transformer_nfn.models.whole_network.probes import CHUNK, outputs_vary
 from transformer_nfn.spaces import attention_block
@@ -40,7 +40,7 @@ def model(named, **options):
         images=images,
         **{"probes": 6, "rank": 4, "hidden": 8, **options},
     ).double()
-    made.standardise(network_of(named))
+    made.standardise(Batch.of(named))
     return made
 
 
@@ -62,7 +62,7 @@ def test_outputs_are_those_of_the_reference_forward(sizes):
     made, named = networks(**sizes)
     D = sizes.get("d_model", 8)
     inputs = torch.randn(4, TOKENS, sizes.get("patch", PATCH) or D, dtype=torch.float64)
-    found = probe_outputs(network_of(named), inputs, sinusoids(TOKENS, D).double())
+    found = probe_outputs(Batch.of(named), inputs, sinusoids(TOKENS, D).double())
     for i in range(3):
         one = {name: w[i] for name, w in named.items()}
         for j, x in enumerate(inputs):
@@ -76,8 +76,8 @@ def test_outputs_of_many_networks_are_those_of_each():
     inputs = torch.randn(2, TOKENS, PATCH, dtype=torch.float64)
     where = sinusoids(TOKENS, 8).double()
     with torch.no_grad():
-        together = probe_outputs(network_of(named), inputs, where)
-        last = probe_outputs(network_of({k: w[-1:] for k, w in named.items()}), inputs, where)
+        together = probe_outputs(Batch.of(named), inputs, where)
+        last = probe_outputs(Batch.of({k: w[-1:] for k, w in named.items()}), inputs, where)
     torch.testing.assert_close(together.logits[-1:], last.logits)
     torch.testing.assert_close(together.similarity[-1:], last.similarity)
 
@@ -90,7 +90,7 @@ def test_no_symmetry_of_the_whole_network_moves_a_prediction():
     other = {name: w.squeeze(1) for name, w in moved.items()}
     assert not torch.allclose(other["blocks.0.W_Q"], named["blocks.0.W_Q"])
     with torch.no_grad():
-        before, after = reader(network_of(named)), reader(network_of(other))
+        before, after = reader(Batch.of(named)), reader(Batch.of(other))
     torch.testing.assert_close(after, before, rtol=1e-7, atol=1e-7)
 
 
@@ -107,9 +107,9 @@ def test_the_first_stream_is_permuted_together_with_the_positions():
     for name in ("W_Q", "W_K", "W_V"):
         other[f"blocks.0.{name}"] = named[f"blocks.0.{name}"][:, :, order]
     with torch.no_grad():
-        before = reader.logits(network_of(named))
-        after = reader.logits(network_of(other), where[:, order])
-        wrong = reader.logits(network_of(other))
+        before = reader.logits(Batch.of(named))
+        after = reader.logits(Batch.of(other), where[:, order])
+        wrong = reader.logits(Batch.of(other))
     torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
     assert float((wrong - before).abs().max()) > 1e-4
 
@@ -123,9 +123,7 @@ def test_scales_of_relu_neurons_are_not_seen():
     other["blocks.0.b_A"] = named["blocks.0.b_A"] * scale
     other["blocks.0.W_B"] = named["blocks.0.W_B"] / scale[:, :, None]
     with torch.no_grad():
-        torch.testing.assert_close(
-            reader.logits(network_of(other)), reader.logits(network_of(named))
-        )
+        torch.testing.assert_close(reader.logits(Batch.of(other)), reader.logits(Batch.of(named)))
 
 
 def test_a_model_is_read_back_as_it_was_written(tmp_path):
@@ -134,15 +132,15 @@ def test_a_model_is_read_back_as_it_was_written(tmp_path):
     reader.save_pretrained(tmp_path)
     again = WholeNetwork.from_pretrained(tmp_path)
     with torch.no_grad():
-        assert torch.equal(again(network_of(named)), reader(network_of(named)))
+        assert torch.equal(again(Batch.of(named)), reader(Batch.of(named)))
 
 
 def test_weights_count_only_where_outputs_differ_between_probes():
     _, named = networks()
     named["classifier.W_2"][0] = 0  # the outputs of the first are its biases
-    network, reader = network_of(named), model(named)
+    network, reader = Batch.of(named), model(named)
     with torch.no_grad():
-        share = outputs_vary(reader.head_inputs(network)["outputs"], 6, CLASSES)
+        share = outputs_vary(reader.head_inputs(network).computed["outputs"], 6, CLASSES)
         assert float(share[0]) == 0
         assert float(share[1:].min()) > 0.99
         before = reader.logits(network)
@@ -155,21 +153,21 @@ def test_weights_count_only_where_outputs_differ_between_probes():
 def test_what_rounding_leaves_of_a_dead_neuron_is_not_seen():
     _, named = networks()
     positions = sinusoids(TOKENS, 8).double()
-    before = whole_invariants(network_of(named), positions)
+    before = whole_invariants(Batch.of(named), positions)
     named["blocks.0.W_A"][..., 0] = named["blocks.0.b_A"][..., 0] = 0
-    dead = whole_invariants(network_of(named), positions)
+    dead = whole_invariants(Batch.of(named), positions)
     noise = torch.Generator().manual_seed(0)
     for name in ("blocks.0.W_A", "blocks.0.b_A"):
         left = named[name][..., 0]
         left += 1e-7 * torch.randn(left.shape, generator=noise, dtype=left.dtype)
-    left = whole_invariants(network_of(named), positions)
+    left = whole_invariants(Batch.of(named), positions)
     assert float((dead - before).abs().max()) > 1e-2
     assert float((left - dead).abs().max()) < 1e-6
 
 
 def test_spectra_that_one_solver_gives_up_on_are_found_by_another(monkeypatch):
     _, named = networks()
-    expected, solve = whole_invariants(network_of(named)), torch.linalg.eigvalsh
+    expected, solve = whole_invariants(Batch.of(named)), torch.linalg.eigvalsh
     asked = []
 
     def fails_first(gram):
@@ -179,4 +177,4 @@ def test_spectra_that_one_solver_gives_up_on_are_found_by_another(monkeypatch):
         return solve(gram)
 
     monkeypatch.setattr(torch.linalg, "eigvalsh", fails_first)
-    assert torch.equal(whole_invariants(network_of(named)), expected)
+    assert torch.equal(whole_invariants(Batch.of(named)), expected)

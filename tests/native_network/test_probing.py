@@ -26,7 +26,7 @@ CASES = [
 ]
 
 
-def asked(case: Any) -> tuple[dict[str, Any], Tensor, Tensor, Tensor]:
+def asked(case: Any) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
     sizes, count, tokens = case
     n, D, _, _, _, classes, patch = sizes
     rng = torch.Generator().manual_seed(tokens)
@@ -104,7 +104,7 @@ def test_how_alike_tokens_are_does_not_tell_how_large_they_were() -> None:
     network, probes, positions, _ = asked(CASES[0])
     small = mapped(network, Tensor.clone)
     for name in ("W_B", "b_B"):
-        small["blocks"][-1][name] *= 1e-3
+        small[f"blocks.1.{name}"] *= 1e-3
     found, other = (probe_outputs(one, probes, positions) for one in (network, small))
     assert error(other[0], found[0]) > 1e-2
     assert error(other[1], found[1]) < 1e-5
@@ -115,8 +115,8 @@ def test_a_network_out_of_bounds_answers_no_number() -> None:
     """As PyTorch has it; its neighbours are not touched."""
     network, probes, positions, *_ = asked(CASES[0])
     expected = probe_outputs(network, probes, positions)[0]
-    network["blocks"][0]["W_Q"][2] *= 1e25
-    network["blocks"][0]["W_K"][2] *= 1e25
+    network["blocks.0.W_Q"][2] *= 1e25
+    network["blocks.0.W_K"][2] *= 1e25
     found = probe_outputs(network, probes, positions)[0]
     assert found[2].isnan().all()
     rest = [0, 1, 3, 4]
@@ -129,11 +129,13 @@ def test_what_does_not_fit_is_said() -> None:
     assert fits(network)
     assert "float32" in why_not(mapped(network, Tensor.double))
     assert "multiples of 4" in why_not(random_networks(1, 30, 3, 60, 1, 10, 4))
-    narrow = random_networks(5, 32, 2, 32, 1, 10, 0)["blocks"]
-    assert "'blocks.1.W_A'" in why_not({**network, "blocks": [network["blocks"][0], *narrow]})
-    assert "networks of the zoo" in why_not({"blocks": network["blocks"]})
+    narrow = random_networks(5, 32, 2, 32, 2, 10, 0)
+    second = {name: w for name, w in narrow.items() if name.startswith("blocks.1.")}
+    assert "'blocks.1.W_A'" in why_not({**network, **second})
+    blocks = {name: w for name, w in network.items() if name.startswith("blocks.")}
+    assert "networks of the zoo" in why_not(blocks)
     wanted = mapped(network, torch.Tensor.clone)
-    wanted["classifier"]["W_1"].requires_grad_()
+    wanted["classifier.W_1"].requires_grad_()
     assert "gradients of weights" in why_not(wanted)
     with pytest.raises(SpaceError, match="gradients of weights"):
         probe_outputs(wanted, probes, positions)

@@ -7,7 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from transformer_nfn.models import Batch
+
 Net = dict[str, Any]
+"""Blocks ``[n, 1, …]`` in a list, classifier and embedding ``[n, …]`` as dicts or one tensor."""
 
 
 class Moved(NamedTuple):
@@ -46,6 +49,20 @@ def whole_network(
             "W": draw(n, patch, D, seed=next(seeds)), "b": draw(n, D, seed=next(seeds))
         }  # fmt: skip
     return network
+
+
+def batch_of(net: Net) -> Batch:
+    """The network as predictors read it, tensors by their full names."""
+    tensors = {
+        f"blocks.{i}.{name}": w[:, 0]
+        for i, block in enumerate(net.get("blocks", ()))
+        for name, w in block.items()
+    }
+    for part in ("embedding", "classifier"):
+        value = net.get(part, {})
+        named = {"W": value} if isinstance(value, Tensor) else value
+        tensors |= {f"{part}.{name}": w for name, w in named.items()}
+    return Batch.of(tensors)
 
 
 def shuffles(rows: int, size: int, seed: int = 7) -> Tensor:

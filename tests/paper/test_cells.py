@@ -131,8 +131,8 @@ def test_augmentation_keeps_the_originals_and_the_function():
     twice = augmented(data, 10.0)
     assert twice.counts == {"train": 80, "val": 32, "test": 32}
     assert torch.equal(twice.train.accuracy[:40], twice.train.accuracy[40:])
-    first = twice.train.network["blocks"][1]["W_Q"]
-    assert torch.equal(first[:40], data.train.network["blocks"][1]["W_Q"])
+    first = twice.train.network.views["blocks.1.W_Q"]
+    assert torch.equal(first[:40], data.train.network.views["blocks.1.W_Q"])
     assert not torch.allclose(first[40:], first[:40], atol=0.1)
 
 

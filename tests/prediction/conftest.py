@@ -3,14 +3,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from transformer_nfn.zoo import BuildOptions, MixedZoo, SizeGroup, Zoo, build_mixed
+from transformer_nfn.zoo import BuildOptions, SizeGroup, Zoo, build_mixed
 from transformer_nfn.zoo.training import damage
 
 SIZES = ("w16-h4-d1", "w20-h2-d1", "w16-h4-d2")
 
 
 @pytest.fixture(scope="session")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> MixedZoo:
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     """75 runs over three sizes of digits networks; tests must not change it."""
     options = BuildOptions("digits", runs=75, epochs=4, batch=32, samples=128, workers=1)
     groups = [SizeGroup.from_name(name) for name in SIZES]

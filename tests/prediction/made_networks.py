@@ -16,7 +16,7 @@ from torch import nn
 
 from tnfn_command import assert_refused
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.models import network_of
+from transformer_nfn.models import Batch
 from transformer_nfn.prediction.data import Dataset, Parts, SizeGroups
 from transformer_nfn.prediction.experiment import Experiment
 from transformer_nfn.prediction.protocol import Protocol
@@ -59,7 +59,7 @@ def made(n: int, seed: int = 0, sizes: NetworkSizes = ARCH) -> Dataset:
         "run": np.array([f"{seed}-{i}" for i in range(n)], dtype=object),
         "row": np.arange(n),
     }
-    return Dataset(sizes.block_space, network_of(named), (scale - 0.1).clamp(0, 1), columns)
+    return Dataset(sizes.block_space, Batch.of(named), (scale - 0.1).clamp(0, 1), columns)
 
 
 def assert_fields_are_checked(run: Path, copy: Path) -> None:

@@ -15,7 +15,7 @@ from transformer_nfn.prediction.data import (
     nested_subset,
 )
 from transformer_nfn.prediction.runs import RunError
-from transformer_nfn.zoo import Zoo, ZooError
+from transformer_nfn.zoo import Zoo
 
 SMALL, WIDE, DEEP = "w16-h4-d1", "w20-h2-d1", "w16-h4-d2"
 
@@ -35,7 +35,8 @@ def test_parts_share_no_run(zoo):
     runs = [set(part.runs) for part in (parts.train, parts.val, parts.test)]
     assert len(set.union(*runs)) == sum(len(names) for names in runs)
     assert sum(parts.counts.values()) == len(zoo.select(percent=75))
-    assert parts.train.sizes == {"embedding": 544, "classifier": 1386}
+    layout = parts.train.network.layout
+    assert (layout.part("embedding"), layout.part("classifier")) == (544, 1386)
 
 
 def test_subsets_are_nested_and_follow_from_the_split(zoo):
@@ -72,10 +73,10 @@ def test_what_cannot_be_loaded_is_rejected(zoo, monkeypatch):
         with pytest.raises(RunError, match=message):
             load_networks(zoo, selection)
     rows = zoo.select(percent=75)[:5]
-    weights = zoo.weights(rows)
-    weights["blocks.1.W_A"][3, 0, 0] = float("nan")
+    damaged = zoo.batch(rows)
+    damaged.views["blocks.1.W_A"][3, 0, 0] = float("nan")
     with monkeypatch.context() as patch:
-        patch.setattr(zoo, "weights", lambda _: weights)
+        patch.setattr(zoo, "batch", lambda _: damaged)
         with pytest.raises(RunError, match=rf"#{rows[3]}': 'blocks\.1\.W_A' holds values"):
             load_rows(zoo, rows)
     same = dict(zoo.table) | {"test_accuracy": np.full(len(zoo), 0.5)}
@@ -88,12 +89,12 @@ def test_every_size_is_split_as_its_zoo_alone_would_be(mixed):
     groups = load_networks(mixed, Selection(all_checkpoints=True))
     assert groups.names == (SMALL, WIDE, DEEP)
     for name, ours in groups.parts.items():
-        alone = load_parts(mixed[name], Selection(all_checkpoints=True))
+        alone = load_parts(mixed.parts[name], Selection(all_checkpoints=True))
         for part in ("train", "val", "test", "more"):
             loaded, expected = getattr(ours, part), getattr(alone, part)
             assert loaded.columns["row"].tolist() == expected.columns["row"].tolist()
             assert torch.equal(loaded.accuracy, expected.accuracy)
-    assert groups.train[1].network["blocks"][0]["W_Q"].shape[1:] == (1, 2, 20, 10)
+    assert groups.train[1].network.views["blocks.0.W_Q"].shape[1:] == (2, 20, 10)
     few = load_networks(mixed, Selection(max_train=5))
     assert [len(data) for data in few.train] == [5, 5, 5]
     assert few.parts[SMALL].more is None
@@ -102,11 +103,11 @@ def test_every_size_is_split_as_its_zoo_alone_would_be(mixed):
 def test_a_size_left_out_is_a_test_set(mixed):
     groups = load_networks(mixed, Selection(leave_out=(WIDE, DEEP)))
     assert groups.names == (SMALL,)
-    rows = mixed[WIDE].select(percent=75)
+    rows = mixed.parts[WIDE].select(percent=75)
     assert groups.left_out[WIDE].columns["row"].tolist() == rows.tolist()
     assert groups.counts[WIDE] == {"left out": len(rows)}
-    assert sum(groups.counts[SMALL].values()) == len(mixed[SMALL].select(percent=75))
-    with pytest.raises(ZooError, match="'w9-h3-d1'"):
+    assert sum(groups.counts[SMALL].values()) == len(mixed.parts[SMALL].select(percent=75))
+    with pytest.raises(RunError, match="'w9-h3-d1'"):
         load_networks(mixed, Selection(leave_out=("w9-h3-d1",)))
     with pytest.raises(RunError, match="no size left to train on: 3 are left out"):
         load_networks(mixed, Selection(leave_out=(SMALL, WIDE, DEEP)))

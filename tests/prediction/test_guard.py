@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transformer_nfn.models import network_of
+from transformer_nfn.models import Batch
 from transformer_nfn.models.coupling import coupling_features
 from transformer_nfn.prediction.data import DamagedNetworks, Dataset, Parts
 from transformer_nfn.prediction.guard import GUARD_FILE, Guard
@@ -75,10 +75,10 @@ def test_tensor_features_are_invariant() -> None:
     after["blocks.1.W_K"] = before["blocks.1.W_K"] @ torch.linalg.inv(basis).mT
     for name in ("blocks.0.W_B", "blocks.0.b_B"):
         after[name] = 3 * after[name]
-    first, second = (coupling_features(network_of(named)) for named in (before, after))
+    first, second = (coupling_features(Batch.of(named)) for named in (before, after))
     assert torch.allclose(first, second, atol=1e-6)
     coupled = {**network(), "classifier.W_2": network()["classifier.W_1"].mT[..., :10].contiguous()}
-    apart = coupling_features(network_of(coupled)) - coupling_features(network_of(network()))
+    apart = coupling_features(Batch.of(coupled)) - coupling_features(Batch.of(network()))
     assert bool((apart.abs().amax(1) > 0.3).all())
 
 
@@ -109,7 +109,7 @@ def random_networks(n: int, seed: int, size: float = 1.0) -> Dataset:
     accuracy = torch.linspace(0.3, 0.9, n)
     named["classifier.W_2"] = named["classifier.W_2"] * accuracy[:, None, None]
     columns = {"run": np.array([f"{seed}-{i}" for i in range(n)], dtype=object)}
-    return Dataset(SIZES.block_space, network_of(named), accuracy, columns)
+    return Dataset(SIZES.block_space, Batch.of(named), accuracy, columns)
 
 
 @pytest.fixture(scope="module")

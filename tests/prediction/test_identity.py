@@ -6,7 +6,7 @@ import pytest
 import torch
 from made_networks import ABOUT, experiment, parts
 
-from transformer_nfn.models import map_network, tensors_of
+from transformer_nfn.models import Batch
 from transformer_nfn.prediction.data import SizeGroups
 from transformer_nfn.prediction.experiment import train_run, training_identity
 from transformer_nfn.prediction.protocol import Protocol
@@ -23,14 +23,14 @@ def identity(data=DATA, **changes):
 def with_one_number_changed(data, part, name):
     """The same networks except for the last number of one tensor of one network."""
     chosen = getattr(data, part)
-    network = map_network(chosen.network, torch.clone)
-    flat = tensors_of(network)[name].view(-1)
-    flat[-1] = torch.nextafter(flat[-1], torch.tensor(9.0))
+    network = chosen.network.map(torch.clone)
+    last = network.views[name][-1].view(-1)
+    last[-1] = torch.nextafter(last[-1], torch.tensor(9.0))
     return replace(data, **{part: replace(chosen, network=network)})
 
 
 def test_every_tensor_counts():
-    names = sorted(tensors_of(DATA.train.network))
+    names = sorted(DATA.train.network.views)
     seen = {identity()}
     for part in ("train", "val", "test"):
         seen |= {identity(with_one_number_changed(DATA, part, name)) for name in names}
@@ -50,9 +50,7 @@ def test_accuracies_settings_and_seeds_count_and_the_order_of_tensors_does_not()
         identity(seeds=[0, 1]),
     }
     assert len(seen) == 7
-    network = DATA.train.network
-    turned = {part: network[part] for part in reversed(list(network))}
-    turned["blocks"] = [dict(reversed(block.items())) for block in network["blocks"]]
+    turned = Batch.of(dict(reversed(DATA.train.network.views.items())))
     assert identity(replace(DATA, train=replace(DATA.train, network=turned))) == identity()
 
 

@@ -99,7 +99,7 @@ def test_invariants_and_the_best_epoch_are_of_all_sizes_together():
     data = groups()
     held = trainer(data)
     list(held.start())
-    rows = torch.cat([part.network["invariants"] for part in held.train])
+    rows = torch.cat([part.network.computed["invariants"] for part in held.train])
     assert torch.allclose(held.modules[0].mean, rows.double().mean(0).float(), atol=1e-5)
     held.train_epoch()
     (tau,) = held.select()
@@ -178,7 +178,8 @@ def test_the_command_reports_every_size(mixed, run):
     assert set(record["summary"]["widening"]) == {"kind", "d_model", "d_ff", "heads"}
     tested = sum(found["networks"] for found in record["summary"]["kinds"].values())
     assert record["selection"]["test"] == tested
-    assert record["summary"]["left_out"][TALL]["networks"] == len(mixed[TALL].select(percent=75))
+    left_out = mixed.parts[TALL].select(percent=75)
+    assert record["summary"]["left_out"][TALL]["networks"] == len(left_out)
     assert f"{TALL}, left out" in printed("evaluate", out)
 
 
@@ -215,7 +216,7 @@ def test_evaluate_takes_a_mixed_zoo(mixed, run):
 
 def test_another_task_is_rejected(mixed, run, tmp_path):
     path = tmp_path / "net.safetensors"
-    weights = {name: w[0].contiguous() for name, w in mixed[FLAT].weights([0]).items()}
+    weights = {name: w[0].contiguous() for name, w in mixed.parts[FLAT].weights([0]).items()}
     save_file(weights | {"classifier.b_2": weights["classifier.b_2"][:4].clone()}, path)
     with pytest.raises(RunError, match="of another architecture: expected 10 classes, found 4"):
         predict(run[0], str(path))
@@ -244,8 +245,8 @@ def test_the_table_of_a_mixed_zoo(mixed, tmp_path):
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
     assert {FLAT, BROAD, TALL, "all kinds", "within kinds"} <= set(rows)
     cells = [cell.strip() for cell in rows[BROAD].split("|")[2:-1]]
-    rows_at_75 = mixed[BROAD].select(percent=75)
-    assert cells[0] == str(len(mixed[BROAD].split(rows_at_75, FRACTIONS)[2]))
+    rows_at_75 = mixed.parts[BROAD].select(percent=75)
+    assert cells[0] == str(len(mixed.parts[BROAD].split(rows_at_75, FRACTIONS)[2]))
     assert cells[3] == str(len(rows_at_75))
     assert cells[5].endswith("%")
     assert rows[FLAT].split("|")[5].strip() == "–"

@@ -11,24 +11,16 @@ from tnfn_command import as_json, printed
 from transformer_nfn.models import predictor
 from transformer_nfn.prediction import train
 from transformer_nfn.testing import check_predictor, write_example_checkpoint
-from transformer_nfn.zoo import ModelZoo, Zoo
+from transformer_nfn.zoo import Zoo
 
 ZOO = Path(__file__).resolve().parents[2] / "assets" / "mnist-sample"
 MODULE = """
 import torch
 from torch import nn
 
-from transformer_nfn.models import tensors_of
-from transformer_nfn.models.checkpoint_batch import WEIGHTS
-from transformer_nfn.models.network import paper_block
+from transformer_nfn.models.batch import paper_block
 from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, predictor
 from transformer_nfn.models.pretrained import Pretrained
-from transformer_nfn.models.tabular import only_size
-
-
-def named(network):
-    return only_size(network) if WEIGHTS in network else tensors_of(network)
-
 
 @predictor("norms")
 class Norms(Pretrained):
@@ -44,10 +36,10 @@ class Norms(Pretrained):
 
     @classmethod
     def of(cls, data, **options):
-        return cls(data.block_space, tensors=len(named(data.network)), **options)
+        return cls(data.block_space, tensors=len(data.network.layout.shapes), **options)
 
-    def logits(self, network):
-        norms = torch.stack([w.flatten(1).norm(dim=1) for w in named(network).values()], 1)
+    def logits(self, batch):
+        norms = torch.stack([w.flatten(1).norm(dim=1) for w in batch.views.values()], 1)
         return self.net(norms.log1p()).squeeze(-1)
 """
 
@@ -83,7 +75,7 @@ def test_one_module_is_a_predictor(norms: str, broken_mnist: Zoo, tmp_path: Path
 
 
 def test_it_reads_checkpoints_too(norms: str, tmp_path: Path) -> None:
-    zoo = ModelZoo.create(tmp_path / "zoo")
+    zoo = Zoo.create(tmp_path / "zoo")
     for seed in range(40):
         path = write_example_checkpoint(tmp_path / f"net-{seed}", seed)
         config = json.loads((path / "config.json").read_text())

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.checkpoints import disguise, open_model
-from transformer_nfn.prediction.own_networks import model_features
+from transformer_nfn.prediction.checkpoint_reader import model_features
 from transformer_nfn.prediction.runs import OWN_GUARD_FILE
 from transformer_nfn.testing import write_example_checkpoint
-from transformer_nfn.zoo import ModelZoo
+from transformer_nfn.zoo import Zoo
 
 NETWORKS = 40
 
@@ -24,7 +24,7 @@ NETWORKS = 40
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Llamas whose target is the strength of their MLPs; the stronger half is called loud."""
     folder = tmp_path_factory.mktemp("own")
-    zoo = ModelZoo.create(folder / "zoo")
+    zoo = Zoo.create(folder / "zoo")
     for seed in range(NETWORKS):
         path = write_example_checkpoint(folder / f"net-{seed}", seed)
         config = json.loads((path / "config.json").read_text())
@@ -62,7 +62,7 @@ def test_a_number_is_learned_and_predicted_for_files_and_rows(zoo: Path, tmp_pat
     disguised = tmp_path / "other"
     printed("disguise", f"{zoo}#3", "--out", disguised)
     row, copy = as_json("predict", out, f"{zoo}#3", disguised)
-    assert row["recorded"]["strength"] == ModelZoo.open(zoo).targets["strength"][3]
+    assert row["recorded"]["strength"] == Zoo.open(zoo).targets["strength"][3]
     assert row["value"] == pytest.approx(copy["value"], abs=0.05)
     assert row["guarded"] is True
     assert_fields_are_checked(out, tmp_path / "copy")
@@ -101,9 +101,7 @@ def check_scales(run: Path, folder: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_class_is_learned(
-    zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_is_learned(zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     record = as_json("train", zoo, "--target", "kind", "--seeds", 1, "--out", out)
     assert record["model"] == "whole_network"
@@ -119,6 +117,18 @@ def test_a_class_is_learned(
     assert_fields_are_checked(out, tmp_path / "copy")
 
 
+def test_a_network_without_the_target_is_left_out(zoo: Path, tmp_path: Path) -> None:
+    words = ("--target", "note", "--model", "statistics_linear", "--seeds", 1)
+    record = as_json("train", zoo, *words, "--out", tmp_path / "run")
+    parts = [record["selection"][part] for part in ("train", "val", "test", "missing")]
+    assert (sum(parts), parts[3]) == (NETWORKS, 1)
+    assert as_json("evaluate", tmp_path / "run", zoo)["networks"] == NETWORKS - 1
+    assert as_json("predict", tmp_path / "run", f"{zoo}#9")[0]["labels"]
+    message = "not enough networks: 0 are selected with a 'test_loss', 16 are needed"
+    unknown = ("--target", "test_loss", "--out", tmp_path / "no")
+    assert_refused(message, "train", "ag-news-sample", *unknown)
+
+
 @pytest.mark.nightly
 def test_what_does_not_fit_is_one_sentence(zoo: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -126,11 +136,10 @@ def test_what_does_not_fit_is_one_sentence(zoo: Path, tmp_path: Path) -> None:
     assert_refused("has no target 'test_accuracy': it has strength, kind, same,", *words[:-1])
     assert_refused("'same' is 1.5 for all networks", *words, "same")
     assert_refused("'one' has one class only, 'a'", *words, "one")
-    assert_refused("'note' is unknown for 1 of 40 networks, such as row 9", *words, "note")
     assert_refused("'label' is 'run-0' for one network only: a class needs two", *words, "label")
     assert_refused("train xgboost, ", *words, "kind", "--model", "transformer_nfn")
     assert_refused("and --min-accuracy", *words, "strength", "--min-accuracy", 0.5)
-    few = ModelZoo.create(tmp_path / "few")
+    few = Zoo.create(tmp_path / "few")
     few.add(write_example_checkpoint(tmp_path / "one"), loss=1.0)
     words = ("train", few.path, "--target", "loss", "--out", out)
     assert_refused("1 are selected, 16 are needed", *words)
@@ -147,7 +156,7 @@ def test_what_does_not_fit_is_one_sentence(zoo: Path, tmp_path: Path) -> None:
 
 
 def test_networks_of_another_format_are_refused(zoo: Path, tmp_path: Path) -> None:
-    mixed = ModelZoo.create(tmp_path / "mixed")
+    mixed = Zoo.create(tmp_path / "mixed")
     llama = write_example_checkpoint(tmp_path / "llama")
     config = json.loads((llama / "config.json").read_text())
     for row in range(16):

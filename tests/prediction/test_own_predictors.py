@@ -45,7 +45,7 @@ from transformer_nfn.prediction.predictors import (
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import RunError, read_predictions
 from transformer_nfn.testing import write_example_checkpoint
-from transformer_nfn.zoo import MixedZoo, ModelZoo
+from transformer_nfn.zoo import Zoo
 
 ZOO = Path(__file__).resolve().parents[2] / "assets" / "mnist-sample"
 FILE = Path(own_models.__file__)
@@ -127,10 +127,8 @@ def test_the_layout_of_several_sizes_has_no_axis_that_differs() -> None:
 
     predictor_builder(declared(Layouts), groups().train, {})()
     assert None in Layouts.seen["blocks.0.W_A"]
-    sizes = [set(each.network["blocks"][0]) for each in groups().train]
-    assert {n for n in Layouts.seen if n.startswith("blocks.0.")} == {
-        f"blocks.0.{n}" for n in set.intersection(*sizes)
-    }
+    first, second = (set(each.network.views) for each in groups().train)
+    assert set(Layouts.seen) == first & second
 
 
 def test_the_command_trains_predicts_and_evaluates(
@@ -206,7 +204,7 @@ def test_targets_of_every_type_are_learned(target: str, tmp_path: Path) -> None:
     assert run.evaluate(ZOO)["networks"] > 2
 
 
-def test_a_zoo_of_several_sizes_by_the_command(mixed: MixedZoo, tmp_path: Path) -> None:
+def test_a_zoo_of_several_sizes_by_the_command(mixed: Zoo, tmp_path: Path) -> None:
     name, run = f"{FILE}:OwnProbes", tmp_path / "run"
     record = as_json("train", mixed.path, "--model", name, "--seeds", 1, "--epochs", 1,
                      "--out", run)  # fmt: skip
@@ -273,7 +271,7 @@ def test_a_class_of_a_module_is_trained(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.nightly
 def test_checkpoints_are_read_too(tmp_path: Path) -> None:
-    own_zoo = ModelZoo.create(tmp_path / "zoo")
+    own_zoo = Zoo.create(tmp_path / "zoo")
     for seed in range(24):
         path = write_example_checkpoint(tmp_path / f"net-{seed}", seed)
         config = json.loads((path / "config.json").read_text())

@@ -17,7 +17,7 @@ from made_networks import (
 from scipy.stats import kendalltau
 from torch import nn
 
-from transformer_nfn.models import HiddenProbe, map_network
+from transformer_nfn.models import HiddenProbe
 from transformer_nfn.prediction.data import Parts
 from transformer_nfn.prediction.experiment import train_run
 from transformer_nfn.prediction.predictors import predictor_builder
@@ -33,7 +33,7 @@ SHORT = Protocol(
 
 
 def doubled(data):
-    twice = map_network(data.network, lambda w: w.double())
+    twice = data.network.to(torch.float64)
     return replace(data, network=twice, accuracy=data.accuracy.double())
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints import open_model
+from transformer_nfn.models import Batch, RowLayout
 from transformer_nfn.models.invariants import FEATURES
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard.own import (
@@ -42,9 +43,10 @@ def made_dataset(recipes: dict[str, float], n: int, seed: int = 0) -> Dataset:
         "recipe optimizer": np.repeat(np.array([*recipes], dtype=object), n),
         "recipe label": np.array([f"run-{i}" for i in range(n * len(recipes))], dtype=object),
     }
-    network = {FEATURES: torch.cat([x for x, _ in parts])}
+    features = torch.cat([x for x, _ in parts])
+    network = Batch.of_rows(torch.empty(len(features), 0), RowLayout({})).plus(FEATURES, features)
     accuracy = torch.cat([y for _, y in parts]).float()
-    return Dataset(None, network, accuracy, columns)  # type: ignore[arg-type]
+    return Dataset(None, network, accuracy, columns)
 
 
 def test_intervals_widen_with_novelty_up_to_the_whole_range() -> None:
@@ -72,7 +74,7 @@ def test_the_factor_is_measured_by_leaving_out_recipes() -> None:
 
 def test_own_guard_warns_of_damage_and_seldom_of_healthy_networks(tmp_path: Path) -> None:
     train = made_dataset({"sgd": -1.0, "adam": 1.0}, 60)
-    healthy = train.network[FEATURES]  # type: ignore[typeddict-item]
+    healthy = train.network.computed[FEATURES]
     damage = torch.zeros(F, dtype=torch.float64)
     damage[3:6] = 4.0
     draw = torch.Generator().manual_seed(9)

@@ -11,7 +11,6 @@ from made_networks import experiment
 from safetensors.torch import load_file, save_file
 
 from tnfn_command import tnfn
-from transformer_nfn.models import map_network
 from transformer_nfn.prediction.data import Selection, describe_zoo, load_parts, load_rows
 from transformer_nfn.prediction.evaluate import evaluate
 from transformer_nfn.prediction.experiment import train_run
@@ -88,12 +87,12 @@ def test_rounded_copies_and_other_checkpoints_are_recognised(zoo: Zoo) -> None:
     parts = load_parts(zoo)
     digests = TrainingDigests.of(parts, "ag_news")
     for dtype in (torch.float16, torch.bfloat16):
-        rounded = map_network(parts.train.network, lambda w, to=dtype: w.to(to).float())
+        rounded = parts.train.network.to(dtype).to(torch.float32)
         nameless = replace(parts.train, network=rounded, columns={})
         assert set(digests.standings(nameless, "ag_news")) == {"trained"}
-    later = map_network(parts.val.network, lambda w: -w)
+    later = parts.val.network.map(torch.neg)
     assert set(digests.standings(replace(parts.val, network=later), "ag_news")) == {"selected"}
-    stranger = replace(parts.test, network=map_network(parts.test.network, lambda w: -w))
+    stranger = replace(parts.test, network=parts.test.network.map(torch.neg))
     assert set(digests.standings(stranger, "ag_news")) == {"unseen"}
     first, rest = (parts.train.take(np.arange(*ends)) for ends in ((0, 4), (4, 10)))
     more = TrainingDigests.of(replace(parts, train=first, more=rest), "ag_news")

@@ -76,8 +76,8 @@ class Reader:
 
 def columns(network):
     """A number that decides the accuracy of synthetic networks of any size, and their depth."""
-    scale = torch.stack([w.flatten(1).std(1) for w in network["classifier"].values()]).mean(0)
-    depth = torch.full_like(scale, float(len(network["blocks"])))
+    scale = torch.stack([w.flatten(1).std(1) for w in network.part("classifier").values()]).mean(0)
+    depth = torch.full_like(scale, float(network.layout.depth))
     return torch.stack([scale, depth], 1)
 
 
@@ -99,17 +99,17 @@ def test_the_error_on_sizes_left_out_is_measured():
     plain = measure_widening(Reader(columns), data, SIZES)
     assert set(plain) == {COMBINATION, "d_model", "d_ff", "heads", "blocks"}
     assert all(1 <= factor < 4 for factor in plain.values())
-    lower = changed(data, lambda d: d.accuracy - 0.4 * (len(d.network["blocks"]) == 3))
+    lower = changed(data, lambda d: d.accuracy - 0.4 * (d.network.layout.depth == 3))
     assert measure_widening(Reader(columns), lower, SIZES)["blocks"] > 1.5 * plain["blocks"]
     assert measure_widening(Reader(columns), groups(left_out=(DEEP,)), SIZES) == {}
 
 
 def test_widening_is_the_ratio_of_two_quantiles():
     """By hand, where the regression can only predict the mean of what it was fitted to."""
-    blind = Reader(lambda network: torch.zeros(len(network["classifier"]["b_1"]), 2))
+    blind = Reader(lambda network: torch.zeros(len(network), 2))
     even = changed(
         groups(),
-        lambda d: torch.full_like(d.accuracy, 0.5 if len(d.network["blocks"]) == 3 else 0.3),
+        lambda d: torch.full_like(d.accuracy, 0.5 if d.network.layout.depth == 3 else 0.3),
     )
     # Left out at random, 64 networks of 0.3 and 44 of 0.5 are predicted at about 0.3815; left out
     # by size, they are predicted at the accuracy of the others.

@@ -14,7 +14,7 @@ from made_networks import (
     parts,
 )
 
-from transformer_nfn.models import WholeNetwork, map_network
+from transformer_nfn.models import Batch, WholeNetwork
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.models.whole_network import model
 from transformer_nfn.models.whole_network.search import find_probes
@@ -43,12 +43,9 @@ def builder(data, **options):
 def test_probes_become_what_good_networks_agree_on():
     one = made(1)
     noise = torch.Generator().manual_seed(0)
-    alike = map_network(
-        one.network,
-        lambda w: (
-            4 * w.expand(20, *w.shape[1:]) + 0.1 * torch.randn(20, *w.shape[1:], generator=noise)
-        ),
-    )
+    weights = 4 * one.network.weights.expand(20, -1)
+    weights = weights + 0.1 * torch.randn(weights.shape, generator=noise)
+    alike = Batch.of_rows(weights, one.network.layout)
     data = replace(made(20), network=alike)
     module = builder(parts())()
     labels = module.probes.labels
@@ -85,7 +82,7 @@ def test_probes_learn_with_the_heads_if_there_are_many_networks(monkeypatch, man
     trainer.train_epoch()
     assert torch.equal(module.probes(), found) is not many
     assert not torch.equal(module.output_head[0].weight, head)
-    assert ("outputs" in trainer.inputs[0][0][0]) is not many
+    assert ("outputs" in trainer.inputs[0][0][0].computed) is not many
 
 
 @pytest.mark.nightly
@@ -104,7 +101,7 @@ def test_a_run_is_read_back_and_predicts_the_same(tmp_path, options):
     assert record.model == "whole_network"
     predictor = WholeNetwork.load(tmp_path / "seed-0")
     again = WholeNetwork.load(tmp_path / "seed-0")
-    moved = replace(data.test, network=map_network(data.test.network, torch.clone))
+    moved = replace(data.test, network=data.test.network.map(torch.clone))
     assert torch.equal(predictor.predict(data.test.network), again.predict(moved.network))
     assert train_run(ABOUT, data, run, tmp_path).summary == record.summary
 

@@ -11,13 +11,13 @@ from transformer_nfn.prediction.data import Selection, describe_zoo, load_parts
 from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.prediction.target import Target
-from transformer_nfn.zoo import ModelZoo
+from transformer_nfn.zoo import Zoo
 
 
 class Own(NamedTuple):
     """The zoo, its runs on accuracies, and records of runs on other targets."""
 
-    zoo: ModelZoo
+    zoo: Zoo
     runs: Path
     others: Path
 

@@ -17,7 +17,7 @@ from transformer_nfn.io.location import Location
 from transformer_nfn.models.predictor import model_name
 from transformer_nfn.paper.gather import Run, Study, ZooStudy, gather
 from transformer_nfn.paper.table_text import curve_lines
-from transformer_nfn.zoo import MixedZoo, ModelZoo, open_zoo
+from transformer_nfn.zoo import Zoo
 
 PARTS = ("train", "val", "test")
 SETTINGS = ("optimizer", "learning_rate", "l2", "init_std", "dropout", "train_fraction")
@@ -34,7 +34,7 @@ def recount(runs: list, zoos: list) -> dict[str, Any]:
     ``words`` that are said of them.
     """
     study = gather([Location.of(folder).folder("predictor") for folder in runs])
-    named = [(str(zoo), open_zoo(zoo)) for zoo in zoos]
+    named = [(str(zoo), Zoo.open(zoo)) for zoo in zoos]
     held = [Held(zoo, named) for zoo in study.zoos]
     numbers = _of_runs(study) | _of_tables(study)
     charts: list[dict[str, Any]] = []
@@ -282,7 +282,7 @@ class Held:
 
     def _name(self, text: str, opened: Any) -> None:
         """Rows and accuracies of a zoo that was named, if all networks are in it."""
-        if not self.models or self.by_row != isinstance(opened, ModelZoo):
+        if not self.models or self.by_row != opened.named:
             return
         found = _all_networks(opened, self.models[0].record)
         places = {(run, accuracy): place for run, accuracy, place in found}
@@ -312,12 +312,11 @@ def _name(reference: str, network: Network) -> str:
 def _all_networks(opened: Any, record: dict[str, Any]) -> list[tuple[str, int, str]]:
     """Training or row, accuracy and place of each network of a zoo that a run could choose."""
     chosen, column = record["selection"], (record["target"] or {}).get("column", "test_accuracy")
-    if isinstance(opened, ModelZoo):
+    if opened.named:
         values = np.asarray(opened.targets[column])
         return [(f"#{row}", millionths(value), f"#{row}") for row, value in enumerate(values)]
     found = []
-    zoos = opened.zoos if isinstance(opened, MixedZoo) else {"": opened}
-    for kind, zoo in zoos.items():
+    for kind, zoo in opened.parts.items():
         bound = chosen["min_accuracy"] or None
         if kind in chosen.get("left_out", ()):
             continue

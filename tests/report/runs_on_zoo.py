@@ -16,7 +16,7 @@ from transformer_nfn.prediction.runs import (
     write_predictions,
 )
 from transformer_nfn.testing import write_example_checkpoint
-from transformer_nfn.zoo import MixedZoo, ModelZoo, SizeGroup, Zoo
+from transformer_nfn.zoo import SizeGroup, Zoo
 from transformer_nfn.zoo.store.zoo import write_groups
 
 HELD_OUT = 48
@@ -72,7 +72,7 @@ def write_mixed(folder: Path) -> Path:
     write_run_on(zoo, run, "whole_network")
     record, columns = RunRecord.read(run), read_predictions(run)
     write_predictions(run, {**columns, "kind": np.full(len(columns["row"]), kind, dtype=object)})
-    about = describe_zoo(MixedZoo.open(mixed))
+    about = describe_zoo(Zoo.open(mixed))
     counts = {name: record.selection[name] for name in ("train", "val", "test")}
     figures = {key: record.summary[key] for key in ("tau", "tau_se", "r2", "mae")}
     figures = {"networks": counts["test"], **figures}
@@ -84,12 +84,10 @@ def write_mixed(folder: Path) -> Path:
     return mixed
 
 
-def make_own_zoo(
-    folder: Path, count: int = NETWORKS, seed: int = 0, **more: list[str]
-) -> ModelZoo:
+def make_own_zoo(folder: Path, count: int = NETWORKS, seed: int = 0, **more: list[str]) -> Zoo:
     """Llamas, two checkpoints of each training; those of some trainings are equally accurate."""
     source = np.random.default_rng(seed)
-    zoo = ModelZoo.create(folder / "zoo")
+    zoo = Zoo.create(folder / "zoo")
 
     def networks():
         for row in range(count):

@@ -18,7 +18,7 @@ from transformer_nfn.errors import CheckpointError
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo import ImportFileError, NetworkSizes, Recipe, StoreError, Zoo, sample
 from transformer_nfn.zoo.authors import import_authors
-from transformer_nfn.zoo.export import export_authors
+from transformer_nfn.zoo.export import export_zoo
 from transformer_nfn.zoo.store import Folder, write_shard
 from transformer_nfn.zoo.verify import measure_accuracy, verify
 
@@ -126,7 +126,7 @@ def test_import_and_export_round_trip(
     assert zoo.table["test_accuracy"][row] == pytest.approx(0.72)
     assert zoo.table["optimizer"][row] == "adam"
     assert zoo.table["learning_rate"][row] == 0.001
-    assert export_authors(zoo, tmp_path / "out") == 15
+    assert export_zoo(zoo, tmp_path / "out") == 15
     for path in sorted((theirs / name).iterdir()):
         before = torch.load(path, weights_only=True)
         after = torch.load(tmp_path / "out" / name / path.name, weights_only=True)
@@ -146,7 +146,7 @@ def test_a_damaged_source_of_a_row_is_refused(source: str, tmp_path: Path) -> No
     zoo = import_authors(write_theirs(tmp_path / "theirs", "mnist"), tmp_path / "zoo")[0]
     zoo.table["source"][3] = source
     with pytest.raises(StoreError, match="a row of the zoo"):
-        export_authors(zoo, tmp_path / "out")
+        export_zoo(zoo, tmp_path / "out")
 
 
 @pytest.mark.parametrize("half", ["weight", "bias"])
@@ -225,7 +225,7 @@ def test_an_imported_zoo_has_the_seeds_of_its_table(
     theirs = write_theirs(tmp_path / "theirs", "mnist", seeds=seeds)
     zoo, _ = import_authors(theirs, tmp_path / "zoo")
     assert (zoo.seeds, Zoo.open(zoo.path).seeds) == (kind, kind)
-    export_authors(zoo, tmp_path / "out")
+    export_zoo(zoo, tmp_path / "out")
     again, _ = import_authors(tmp_path / "out", tmp_path / "again")
     assert again.seeds == kind
     assert again.table["seed"].tolist() == zoo.table["seed"].tolist()
@@ -249,10 +249,11 @@ def test_an_export_of_any_task_is_imported_unchanged(task: str, tmp_path: Path) 
         "plan": [sorted({row["run"] for row in rows})],
     }  # fmt: skip
     folder = Folder.create(tmp_path / "zoo", sizes, fields)
-    write_shard(folder.shard_path("00000"), sizes, weights, rows, {})
+    stored = sizes.to_rows(weights)
+    write_shard(folder.shard_path("00000"), sizes.row_layout, stored, rows, {})
     folder.merge()
     zoo = Zoo.open(tmp_path / "zoo")
-    export_authors(zoo, tmp_path / "out")
+    export_zoo(zoo, tmp_path / "out")
     back, _ = import_authors(tmp_path / "out", tmp_path / "back")
     assert (back.sizes, back.seeds, back.metadata["task"]["name"]) == (zoo.sizes, "each", task)
     columns = [[z.table[c].tolist() for c in ("run", "epoch", "best")] for z in (zoo, back)]

@@ -8,22 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from tnfn_command import as_json, printed
+from tnfn_command import as_json, assert_refused, printed
 from transformer_nfn.networks import resolve_network
 from transformer_nfn.zoo import (
     BuildOptions,
     ImportFileError,
-    MixedZoo,
     SizeGroup,
     StoreError,
     Zoo,
     ZooError,
     build,
     build_mixed,
-    open_zoo,
 )
 from transformer_nfn.zoo.authors import import_authors
-from transformer_nfn.zoo.export import export_authors
+from transformer_nfn.zoo.export import export_zoo
 from transformer_nfn.zoo.store.folder import Checksums
 from transformer_nfn.zoo.training.build import divide, group_seed
 from transformer_nfn.zoo.verify import verify
@@ -33,7 +31,7 @@ OPTIONS = BuildOptions("digits", runs=9, epochs=2, batch=64, samples=128, seed=3
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> MixedZoo:
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     """Nine runs over two size groups; tests must not change it."""
     return build_mixed(tmp_path_factory.mktemp("mixed") / "m", OPTIONS, GROUPS)
 
@@ -47,39 +45,40 @@ def test_runs_are_divided_and_every_group_has_its_own_seed() -> None:
         divide(replace(OPTIONS, runs=1), GROUPS)
 
 
-def test_a_mixed_zoo_lists_its_groups_and_rows(mixed: MixedZoo) -> None:
-    assert list(mixed.zoos) == ["w16-h4-d1", "w20-h2-d1"]
-    assert mixed.rows == {"w16-h4-d1": 15, "w20-h2-d1": 12}
+def test_a_mixed_zoo_lists_its_groups_and_rows(mixed: Zoo) -> None:
+    assert list(mixed.parts) == ["w16-h4-d1", "w20-h2-d1"]
+    assert {name: len(part) for name, part in mixed.parts.items()} == {
+        "w16-h4-d1": 15, "w20-h2-d1": 12,
+    }  # fmt: skip
+    assert mixed.table["kind"].tolist() == ["w16-h4-d1"] * 15 + ["w20-h2-d1"] * 12
     assert (len(mixed), mixed.finished, mixed.task, mixed.seeds) == (27, True, "digits", "each")
-    assert [zoo.sizes.group for zoo in mixed] == list(GROUPS)
-    seeds = np.concatenate([np.unique(zoo.table["seed"]) for zoo in mixed])
+    assert [zoo.sizes.group for zoo in mixed.parts.values()] == list(GROUPS)
+    seeds = np.concatenate([np.unique(zoo.table["seed"]) for zoo in mixed.parts.values()])
     assert len(set(seeds.tolist())) == 9
-    assert mixed["w16-h4-d1"].weights([0])["blocks.0.W_Q"].shape == (1, 4, 16, 4)
-    with pytest.raises(ZooError, match="no networks of the kind 'w99-h1-d1': it has w16-"):
-        mixed["w99-h1-d1"]
+    assert mixed.parts["w16-h4-d1"].weights([0])["blocks.0.W_Q"].shape == (1, 4, 16, 4)
 
 
-def test_a_group_equals_a_build_of_it_alone(mixed: MixedZoo, tmp_path: Path) -> None:
+def test_a_group_equals_a_build_of_it_alone(mixed: Zoo, tmp_path: Path) -> None:
     alone = build(tmp_path / "z", divide(OPTIONS, GROUPS)[1])
-    assert np.array_equal(alone.table["checksum"], mixed["w20-h2-d1"].table["checksum"])
+    assert np.array_equal(alone.table["checksum"], mixed.parts["w20-h2-d1"].table["checksum"])
 
 
-def test_an_interrupted_build_resumes(mixed: MixedZoo, tmp_path: Path) -> None:
+def test_an_interrupted_build_resumes(mixed: Zoo, tmp_path: Path) -> None:
     out = Path(shutil.copytree(mixed.path, tmp_path / "m"))
     shutil.rmtree(out / "w20-h2-d1")
-    begun = MixedZoo.open(out)
-    assert (begun.finished, list(begun.zoos)) == (False, ["w16-h4-d1"])
+    begun = Zoo.open(out)
+    assert (begun.finished, list(begun.parts)) == (False, ["w16-h4-d1"])
     assert "not begun: w20-h2-d1" in printed("zoo", "info", out)
     (shard,) = (out / "w16-h4-d1" / "shards").iterdir()
     before = shard.stat().st_mtime_ns
     resumed = build_mixed(out, OPTIONS, GROUPS)
     assert resumed.finished
     assert shard.stat().st_mtime_ns == before
-    for name, zoo in resumed.zoos.items():
-        assert np.array_equal(zoo.table["checksum"], mixed[name].table["checksum"])
+    for name, zoo in resumed.parts.items():
+        assert np.array_equal(zoo.table["checksum"], mixed.parts[name].table["checksum"])
 
 
-def test_another_build_in_the_folder_is_rejected(mixed: MixedZoo, tmp_path: Path) -> None:
+def test_another_build_in_the_folder_is_rejected(mixed: Zoo, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="another mixed zoo: kinds w16-h4-d1, w20-h2-d1, asked"):
         build_mixed(mixed.path, OPTIONS, (GROUPS[0], SizeGroup()))
     with pytest.raises(StoreError, match="another zoo: epochs 2, asked for 3"):
@@ -87,35 +86,50 @@ def test_another_build_in_the_folder_is_rejected(mixed: MixedZoo, tmp_path: Path
     with pytest.raises(StoreError, match="holds a mixed zoo: name an empty folder"):
         build(mixed.path, OPTIONS)
     with pytest.raises(StoreError, match="holds a zoo of one kind"):
-        build_mixed(mixed["w20-h2-d1"].path, OPTIONS, GROUPS)
+        build_mixed(mixed.parts["w20-h2-d1"].path, OPTIONS, GROUPS)
     other = replace(divide(OPTIONS, GROUPS)[0], width=20, heads=2)
     with pytest.raises(StoreError, match="holds another zoo: width 16, asked for 20"):
-        build(mixed["w16-h4-d1"].path, other)
+        build(mixed.parts["w16-h4-d1"].path, other)
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(StoreError, match=r"holds other files \('thesis.tex'\)"):
         build_mixed(tmp_path, OPTIONS, GROUPS)
 
 
-def test_a_mixed_zoo_is_not_a_plain_zoo(mixed: MixedZoo) -> None:
-    with pytest.raises(StoreError, match="is a mixed zoo: name one of its kinds"):
-        Zoo.open(mixed.path)
-    assert isinstance(open_zoo(mixed.path), MixedZoo)
-    assert isinstance(open_zoo(mixed.path / "w20-h2-d1"), Zoo)
-    with pytest.raises(StoreError, match="is not a mixed zoo: it has no kinds"):
-        MixedZoo.open(mixed.path / "w20-h2-d1")
+def test_a_mixed_zoo_has_no_sizes_and_no_rows_of_one_layout(mixed: Zoo) -> None:
+    assert (mixed.mixed, mixed.known_sizes, mixed.layout) == (True, None, None)
+    with pytest.raises(ZooError, match="holds networks of several sizes"):
+        mixed.sizes  # noqa: B018
+    with pytest.raises(ZooError, match="holds networks of several sizes, not rows of one layout"):
+        mixed.weights([0])
+    part = Zoo.open(mixed.path / "w20-h2-d1")
+    assert (part.mixed, list(part.parts.values())) == (False, [part])
 
 
-def test_a_row_of_a_group_is_a_network_like_any_other(mixed: MixedZoo) -> None:
+def test_rows_of_a_mixed_zoo_are_those_of_its_parts(mixed: Zoo) -> None:
+    """Weights by name, tables, splits by run and a batch in the requested order."""
+    rows = [20, 3, 15, 14]
+    batch = mixed.batch(rows)
+    for i, row in enumerate(rows):
+        name, inside = ("w16-h4-d1", row) if row < 15 else ("w20-h2-d1", row - 15)
+        part = mixed.parts[name]
+        assert mixed.config(row) == {"kind": name, **part.config(inside)}
+        expected = part.weights([inside])
+        views = batch.layouts[batch.size[i]].views(batch.weights[i : i + 1])
+        assert all(torch.equal(views[key], w) for key, w in expected.items())
+    parts = mixed.split(seed=2)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(27))
+
+
+def test_a_row_of_a_group_is_a_network_like_any_other(mixed: Zoo) -> None:
     word = f"{mixed.path}/w16-h4-d1#2"
-    zoo = mixed["w16-h4-d1"]
+    zoo = mixed.parts["w16-h4-d1"]
     stored = zoo.weights([2])
     with resolve_network(word).as_zoo_network(zoo.sizes) as opened:
         weights = opened.read()
     assert all(torch.equal(weights[name], stored[name][0]) for name in stored)
     with pytest.raises(ValueError, match="mixed zoo: name one network of one kind"):
         resolve_network(mixed.path)
-    with pytest.raises(ValueError, match="mixed zoo: name one of its kinds"):
-        resolve_network(f"{mixed.path}#2")
+    assert_refused("holds networks of several sizes", "inspect", f"{mixed.path}#2")
     printed("compare", word, word)
 
 
@@ -127,11 +141,11 @@ MIXED = (
 
 def test_an_invalid_list_of_groups_is_rejected(tmp_path: Path) -> None:
     for body, words in (
-        (f'{{{MIXED.replace("mixed zoo", "x")}}}', "'kind' expected one of transformer-nfn mixed"),
-        (f'{{{MIXED.replace("1", "[1]")}}}', "'format' expected a whole number"),
-        (f'{{{MIXED.replace("1", "9")}}}', "format 9 is newer"),
-        (f'{{{MIXED.replace("each", "many")}}}', "'seeds' expected one of one, each, unknown"),
-        (f'{{{MIXED.replace("digits", "x")}}}', "'task' expected one of digits, mnist"),
+        (f"{{{MIXED.replace('mixed zoo', 'x')}}}", "'kind' expected one of transformer-nfn mixed"),
+        (f"{{{MIXED.replace('1', '[1]')}}}", "'format' expected a whole number"),
+        (f"{{{MIXED.replace('1', '9')}}}", "format 9 is newer"),
+        (f"{{{MIXED.replace('each', 'many')}}}", "'seeds' expected one of one, each, unknown"),
+        (f"{{{MIXED.replace('digits', 'x')}}}", "'task' expected one of digits, mnist"),
         (f"{{{MIXED}}}", "lacks 'kinds'"),
         (f'{{{MIXED}, "kinds": []}}', "'kinds' expected names of zoos, each once"),
         (f'{{{MIXED}, "kinds": ["w20-h2-d1", 3]}}', r"'kinds\[1\]' expected a text, found 3"),
@@ -141,10 +155,10 @@ def test_an_invalid_list_of_groups_is_rejected(tmp_path: Path) -> None:
     ):
         Checksums(tmp_path).replace("kinds.json", body.encode())
         with pytest.raises(StoreError, match=words):
-            MixedZoo.open(tmp_path)
+            Zoo.open(tmp_path)
 
 
-def test_damage_is_detected_in_any_group(mixed: MixedZoo, tmp_path: Path) -> None:
+def test_damage_is_detected_in_any_group(mixed: Zoo, tmp_path: Path) -> None:
     verdict = verify(mixed.path, sample=2)
     assert (verdict.ok, verdict.networks, verdict.rerun) == (True, 27, 4)
     out = Path(shutil.copytree(mixed.path, tmp_path / "m"))
@@ -173,9 +187,9 @@ def test_the_command_builds_and_shows_all_groups(tmp_path: Path) -> None:
     assert "w8-h4-d1: 4" in (tmp_path / "h.svg").read_text()
 
 
-def test_exported_networks_record_their_heads(mixed: MixedZoo, tmp_path: Path) -> None:
-    assert export_authors(mixed, tmp_path / "out") == 27
-    zoo = mixed["w16-h4-d1"]
+def test_exported_networks_record_their_heads(mixed: Zoo, tmp_path: Path) -> None:
+    assert export_zoo(mixed, tmp_path / "out") == 27
+    zoo = mixed.parts["w16-h4-d1"]
     files = sorted((tmp_path / "out" / "w16-h4-d1" / "digits").iterdir())
     with resolve_network(files[0]).as_zoo_network(replace(zoo.sizes, heads=2)) as opened:
         assert opened.sizes == zoo.sizes
@@ -186,20 +200,20 @@ def test_exported_networks_record_their_heads(mixed: MixedZoo, tmp_path: Path) -
     assert not any("heads" in key for key in torch.load(two_heads, weights_only=True))
 
 
-def test_an_exported_mixed_zoo_is_imported_unchanged(mixed: MixedZoo, tmp_path: Path) -> None:
-    export_authors(mixed, tmp_path / "out")
+def test_an_exported_mixed_zoo_is_imported_unchanged(mixed: Zoo, tmp_path: Path) -> None:
+    export_zoo(mixed, tmp_path / "out")
     assert "27 checkpoints" in printed(
         "zoo", "import", tmp_path / "out", "--out", tmp_path / "back"
     )
-    back = MixedZoo.open(tmp_path / "back")
-    assert (back.groups, back.rows, back.task) == (mixed.groups, mixed.rows, mixed.task)
+    back = Zoo.open(tmp_path / "back")
+    assert (len(back), list(back.parts), back.task) == (27, list(mixed.parts), mixed.task)
     assert (back.seeds, back.finished) == (mixed.seeds, True)
     _, report = import_authors(tmp_path / "out" / "w16-h4-d1", tmp_path / "one")
     assert not report.stray
     assert Zoo.open(tmp_path / "one").sizes.group == GROUPS[0]
-    for name, zoo in mixed.zoos.items():
+    for name, zoo in mixed.parts.items():
         ours = {w.numpy().tobytes() for w in zoo.weights(np.arange(len(zoo)))["blocks.0.W_Q"]}
-        again = back[name].weights(np.arange(len(zoo)))["blocks.0.W_Q"]
+        again = back.parts[name].weights(np.arange(len(zoo)))["blocks.0.W_Q"]
         assert {w.numpy().tobytes() for w in again} == ours
     shutil.rmtree(tmp_path / "out" / "w20-h2-d1")
     shutil.copytree(tmp_path / "out" / "w16-h4-d1", tmp_path / "out" / "w20-h2-d1")

@@ -23,7 +23,7 @@ from tiny_families import encoder, save_zoo_module
 from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.testing import write_example_checkpoint
-from transformer_nfn.zoo import ModelZoo, StoreError, Zoo, ZooError, open_zoo
+from transformer_nfn.zoo import StoreError, Zoo, ZooError
 from transformer_nfn.zoo.store.folder import Checksums
 
 ROWS = [
@@ -63,9 +63,9 @@ def table(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def own(nets: Path, table: Path, tmp_path: Path) -> ModelZoo:
+def own(nets: Path, table: Path, tmp_path: Path) -> Zoo:
     printed("zoo", "import", nets, "--targets", table, "--out", tmp_path / "zoo")
-    return ModelZoo.open(tmp_path / "zoo")
+    return Zoo.open(tmp_path / "zoo")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
@@ -73,8 +73,8 @@ def test_networks_and_targets_come_as_they_are(nets: Path, tmp_path: Path, suffi
     out = tmp_path / "zoo"
     table = write_table(tmp_path / f"table{suffix}", ROWS)
     assert "3 imported" in printed("zoo", "import", nets, "--targets", table, "--out", out)
-    zoo = open_zoo(out)
-    assert isinstance(zoo, ModelZoo)
+    zoo = Zoo.open(out)
+    assert (zoo.named, zoo.kind, zoo.families[:1]) == (True, "checkpoints", ("llama",))
     assert zoo.table["network"].tolist() == ["llama-0", "deep/llama-1", "small"]
     assert zoo.table["family"].tolist() == ["llama", "llama", "small_transformer_module"]
     assert {name: column.tolist() for name, column in zoo.targets.items()} == {
@@ -82,7 +82,7 @@ def test_networks_and_targets_come_as_they_are(nets: Path, tmp_path: Path, suffi
     }
     assert zoo.targets["epochs"].dtype == np.int64
     theirs = load_file(nets / "deep" / "llama-1" / "model.safetensors")
-    with zoo[1] as model:
+    with zoo.model(1) as model:
         assert model.config["model_type"] == "llama"
         assert set(model.checkpoint) == set(theirs)
         assert all(torch.equal(model.checkpoint[name], w) for name, w in theirs.items())
@@ -99,7 +99,7 @@ def test_an_import_that_was_killed_continues(
         write_example_checkpoint(nets / name, i)
     write_table(table, [{"file": name, "x": i} for i, name in enumerate(names)])
     words = ["zoo", "import", str(nets), "--targets", str(table), "--out", str(tmp_path / "zoo")]
-    program = "import transformer_nfn.zoo.store.model_zoo as m; m.SAVE_EVERY = 0.0\n"
+    program = "import transformer_nfn.zoo.store.zoo as m; m.SAVE_EVERY = 0.0\n"
     program += "from transformer_nfn.cli import main; main()"
     source = Path(__file__).parents[2] / "src"
     process = subprocess.Popen(
@@ -109,14 +109,14 @@ def test_an_import_that_was_killed_continues(
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    begun = len(ModelZoo.open(tmp_path / "zoo"))
+    begun = len(Zoo.open(tmp_path / "zoo"))
     assert begun >= 3
     (tmp_path / "zoo" / "networks" / f"{begun:05d}").mkdir(exist_ok=True)
     (tmp_path / "zoo" / "networks" / "00099").mkdir()
     (tmp_path / "zoo" / ".0123abcd.beside.zoo.json").write_text("half")
     text = printed(*words)
     assert f"{begun} there already" in text
-    zoo = ModelZoo.open(tmp_path / "zoo")
+    zoo = Zoo.open(tmp_path / "zoo")
     assert zoo.table["network"].tolist() == names
     assert zoo.targets["x"].tolist() == list(range(16))
     assert zoo.verify() == []
@@ -135,7 +135,6 @@ def cells(**changes: str) -> list[dict[str, Any]]:
         (cells(loss="nan"), "row 2 ('deep/llama-1'), column 'loss': expected a finite number"),
         (cells(loss="-inf"), "column 'loss': expected a finite number, found '-inf'"),
         (cells(loss="1e999"), "column 'loss': expected a finite number, found '1e999'"),
-        (cells(loss=""), "column 'loss': expected a finite number, found an empty cell"),
         (cells(loss="n/a"), "column 'loss': expected a finite number, found 'n/a'"),
         (cells(file="llama-0"), "row 2: 'llama-0' stands in row 1 already"),
         (cells(file="./llama-0/"), "row 2: 'llama-0' stands in row 1 already"),
@@ -155,6 +154,25 @@ def test_bad_rows_are_refused_before_anything_is_written(
     words = ("zoo", "import", nets, "--targets", table, "--out", tmp_path / "zoo")
     assert_refused(message, *words)
     assert not (tmp_path / "zoo").exists()
+
+
+def test_missing_targets_are_kept_and_counted(nets: Path, table: Path, tmp_path: Path) -> None:
+    rows = [ROWS[0], {**ROWS[1], "loss": "", "optimizer": ""}, ROWS[2]]
+    write_table(table, rows)
+    out, again = tmp_path / "zoo", tmp_path / "again"
+    printed("zoo", "import", nets, "--targets", table, "--out", out)
+    zoo = Zoo.open(out)
+    assert np.isnan(zoo.targets["loss"]).tolist() == [False, True, False]
+    assert zoo.targets["optimizer"].tolist() == ["adam", "", "7"]
+    assert len(zoo.dataset(target="loss")) == 2
+    facts = as_json("zoo", "info", out)["targets"]
+    assert [facts[name].get("missing") for name in ("loss", "epochs", "optimizer")] == [1, None, 1]
+    assert (facts["loss"]["count"], facts["optimizer"]["distinct"]) == (2, 2)
+    printed("zoo", "import", nets, "--targets", table, "--out", out)  # finds the row unchanged
+    printed("zoo", "export", out, "--out", tmp_path / "files")
+    sheet = tmp_path / "files" / "targets.csv"
+    printed("zoo", "import", tmp_path / "files", "--targets", sheet, "--out", again)
+    assert np.isnan(Zoo.open(again).targets["loss"]).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -201,15 +219,15 @@ def test_files_of_no_family_or_with_nan_are_refused_or_skipped(
     assert (done.returncode, "deep/llama-1" in done.stdout) == (2, True)
     assert f"{reason})" in done.stderr
     assert "2 imported, 2 left out" in printed(*words, "--skip")
-    assert ModelZoo.open(tmp_path / "zoo").table["network"].tolist() == ["deep/llama-1", "small"]
+    assert Zoo.open(tmp_path / "zoo").table["network"].tolist() == ["deep/llama-1", "small"]
 
 
-def test_a_zoo_grows_with_its_table(own: ModelZoo, nets: Path, table: Path) -> None:
+def test_a_zoo_grows_with_its_table(own: Zoo, nets: Path, table: Path) -> None:
     write_example_checkpoint(nets / "llama-2", 2)
     write_table(table, [{**ROWS[0], "file": "llama-2"}, *ROWS])
     words = ("zoo", "import", nets, "--targets", table, "--out", own.path)
     assert "1 imported, 3 there already" in printed(*words)
-    assert ModelZoo.open(own.path).table["network"].tolist()[-1] == "llama-2"
+    assert Zoo.open(own.path).table["network"].tolist()[-1] == "llama-2"
     write_table(table, [{**ROWS[0], "loss": 9.0}, {**ROWS[0], "file": "llama-2"}, *ROWS[1:]])
     assert_refused("already holds 'llama-0' with other targets", *words)
 
@@ -225,7 +243,7 @@ def test_what_a_state_dict_does_not_say_is_stated_and_kept(tmp_path: Path) -> No
     assert_refused("a.pt': --set n_head: ", *words, "--set", "n_head=4")
     stated = ("--set", "nhead=4", "--set", "norm_first=true", "--set", "activation=gelu")
     printed(*words, *stated)
-    with ModelZoo.open(tmp_path / "zoo")[0] as model:
+    with Zoo.open(tmp_path / "zoo").model(0) as model:
         assert model.description.stacks[0].blocks[0].attention.heads == 4
 
 
@@ -242,7 +260,7 @@ def test_add_takes_a_model_of_transformers_a_module_and_tensors(
     folder = write_example_checkpoint(tmp_path / "llama")
     stated = {"nhead": 4, "norm_first": False, "activation": "relu"}
     module = encoder(norm_first=False, final=False, activation="relu")
-    zoo = ModelZoo.create(tmp_path / "zoo")
+    zoo = Zoo.create(tmp_path / "zoo")
     transformers.logging.enable_progress_bar()
     assert zoo.add(vit, accuracy=torch.tensor(0.5), poisoned=True) == 0
     assert capfd.readouterr() == ("", "")  # no bar for each network of a training loop
@@ -253,20 +271,20 @@ def test_add_takes_a_model_of_transformers_a_module_and_tensors(
     llama = json.loads((folder / "config.json").read_text())
     zoo.add(tensors, config=llama, accuracy=1, poisoned="true")
     zoo.add(folder, accuracy=1, poisoned="true")
-    again = ModelZoo.create(tmp_path / "zoo")
+    again = Zoo.create(tmp_path / "zoo")
     assert again.table["network"].tolist() == ["00000", "mine", "00002", "llama"]
     assert again.table["family"].tolist() == ["vit", "torch_encoder", "llama", "llama"]
     assert again.targets["accuracy"].tolist() == [0.5, 0.25, 1.0, 1.0]
     assert again.targets["poisoned"].tolist() == ["true", "false", "true", "true"]
     assert again.table["checksum"][2] == again.table["checksum"][3]
-    with again[0] as model:
+    with again.model(0) as model:
         assert torch.equal(model.checkpoint["classifier.weight"], vit.classifier.weight.detach())
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"loss": float("nan")}, "target 'loss' expected a finite number or a text, found nan"),
+        ({"loss": float("inf")}, "target 'loss' expected a finite number or a text, found inf"),
         ({"loss": [1]}, "target 'loss' expected a finite number or a text"),
         ({"loss": "high"}, "target 'loss' expected a number as in"),
         ({}, "expected the targets loss of"),
@@ -278,26 +296,26 @@ def test_add_takes_a_model_of_transformers_a_module_and_tensors(
 )
 def test_add_refuses_what_does_not_fit(tmp_path: Path, more: dict[str, Any], message: str) -> None:
     folder = write_example_checkpoint(tmp_path / "llama")
-    zoo = ModelZoo.create(tmp_path / "zoo")
+    zoo = Zoo.create(tmp_path / "zoo")
     zoo.add(folder, "first", loss=2.0)
     with pytest.raises(TransformerNFNError, match=message):
         zoo.add(folder, **more)
     with pytest.raises(ZooError, match=r"expected a path, an open checkpoint, .* found int"):
         zoo.add(3, loss=1)  # type: ignore[arg-type]
-    assert len(ModelZoo.open(tmp_path / "zoo")) == 1
+    assert len(Zoo.open(tmp_path / "zoo")) == 1
 
 
 def test_writers_of_one_zoo_do_not_lose_rows(tmp_path: Path) -> None:
     folder = write_example_checkpoint(tmp_path / "llama")
 
     def write(i: int) -> None:
-        zoo = ModelZoo.create(tmp_path / "zoo")
+        zoo = Zoo.create(tmp_path / "zoo")
         zoo.add(folder, f"{i}-first", x=i)
         zoo.add(folder, f"{i}-second", x=i)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write, range(4)))
-    zoo = ModelZoo.open(tmp_path / "zoo")
+    zoo = Zoo.open(tmp_path / "zoo")
     expected = sorted(f"{i}-{which}" for i in range(4) for which in ("first", "second"))
     assert sorted(zoo.table["network"].tolist()) == expected
     assert zoo.verify() == []
@@ -305,7 +323,7 @@ def test_writers_of_one_zoo_do_not_lose_rows(tmp_path: Path) -> None:
 
 def test_rows_are_selected_and_split(tmp_path: Path) -> None:
     folder = write_example_checkpoint(tmp_path / "llama")
-    zoo = ModelZoo.create(tmp_path / "zoo")
+    zoo = Zoo.create(tmp_path / "zoo")
     for i in range(12):
         zoo.add(folder, f"net-{i}", run=i % 4, optimizer="adam" if i < 5 else "sgd")
     assert zoo.select(optimizer="adam").tolist() == [0, 1, 2, 3, 4]
@@ -317,10 +335,11 @@ def test_rows_are_selected_and_split(tmp_path: Path) -> None:
     runs = [set(zoo.targets["run"][part].tolist()) for part in parts]
     assert [len(each) for each in runs] == [2, 2]
     assert not runs[0] & runs[1]
-    assert [len(part) for part in zoo.split()] == [8, 2, 2]
+    assert [len(part) for part in zoo.split()] == [9, 0, 3], "runs stay whole"
+    assert [len(part) for part in zoo.split(by="network")] == [8, 2, 2]
 
 
-def test_commands_take_rows_by_name(own: ModelZoo, nets: Path, tmp_path: Path) -> None:
+def test_commands_take_rows_by_name(own: Zoo, nets: Path, tmp_path: Path) -> None:
     row = f"{own.path}#1"
     assert "deep/llama-1" in printed("zoo", "rows", own.path)
     assert as_json("zoo", "rows", own.path)[1] | {"name": ""} == {
@@ -340,7 +359,7 @@ def test_commands_take_rows_by_name(own: ModelZoo, nets: Path, tmp_path: Path) -
     assert_refused("the zoo has 3 rows", "inspect", f"{own.path}#3")
 
 
-def test_rows_are_chosen_by_targets_of_the_names_of_filters(own: ModelZoo, tmp_path: Path) -> None:
+def test_rows_are_chosen_by_targets_of_the_names_of_filters(own: Zoo, tmp_path: Path) -> None:
     def chosen(*filters: object) -> list[int]:
         return [each["row"] for each in as_json("zoo", "rows", own.path, *filters)]
 
@@ -354,7 +373,7 @@ def test_rows_are_chosen_by_targets_of_the_names_of_filters(own: ModelZoo, tmp_p
     assert_refused("has no target 'epoch': it has loss, epochs, optimizer", *words, "--epoch", 3)
     assert_refused("found loss, epochs, optimizer", *words, "--min-accuracy", 0.5)
     assert_refused("must lie between 0 and 1", *words, "--max-accuracy", 50)
-    zoo = ModelZoo.create(tmp_path / "more")
+    zoo = Zoo.create(tmp_path / "more")
     folder = write_example_checkpoint(tmp_path / "llama")
     source = np.random.default_rng()
     drawn = source.random(6).tolist()
@@ -371,11 +390,11 @@ def test_rows_are_chosen_by_targets_of_the_names_of_filters(own: ModelZoo, tmp_p
     assert chosen("--no-best", "--epoch", 10) == [1, 3]
 
 
-def test_accuracies_of_own_networks_are_drawn(own: ModelZoo, tmp_path: Path) -> None:
+def test_accuracies_of_own_networks_are_drawn(own: Zoo, tmp_path: Path) -> None:
     message = "has no accuracies: expected numbers from 0 to 1 in a column named so, found loss"
     assert_refused(message, "zoo", "plot", own.path, "--out", tmp_path / "h.svg")
     assert not (tmp_path / "h.svg").exists()
-    zoo = ModelZoo.create(tmp_path / "more")
+    zoo = Zoo.create(tmp_path / "more")
     folder = write_example_checkpoint(tmp_path / "llama")
     for row in range(4):
         zoo.add(folder, f"net-{row}", val_acc=row / 10, acc_percent=10.5 * row)
@@ -385,19 +404,19 @@ def test_accuracies_of_own_networks_are_drawn(own: ModelZoo, tmp_path: Path) -> 
     assert "val acc (%)" in text
 
 
-def test_damage_is_found_on_opening_and_by_verify(own: ModelZoo) -> None:
+def test_damage_is_found_on_opening_and_by_verify(own: Zoo) -> None:
     file = own.path / "networks" / "00001" / "model.safetensors"
     data = file.read_bytes()
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(StoreError, match=r"00001' \('deep/llama-1'\): damaged"):
-        ModelZoo.open(own.path)[1]
+        Zoo.open(own.path).model(1)
     assert len(as_json("zoo", "verify", own.path, code=1)["problems"]) == 1
     assert_refused("damaged", "inspect", f"{own.path}#1")
     (own.path / "index.parquet").write_bytes(b"?")
     assert_refused("index.parquet: damaged", "zoo", "info", own.path)
 
 
-def test_an_index_that_is_empty_or_of_other_columns_is_one_sentence(own: ModelZoo) -> None:
+def test_an_index_that_is_empty_or_of_other_columns_is_one_sentence(own: Zoo) -> None:
     whole = pq.read_table(own.path / "index.parquet", use_threads=False)
 
     def write(index: pa.Table) -> None:
@@ -420,23 +439,24 @@ def test_an_index_that_is_empty_or_of_other_columns_is_one_sentence(own: ModelZo
             assert_refused(message, "zoo", words[0], own.path, *words[1:])
 
 
-def test_an_export_is_imported_as_the_same_zoo(own: ModelZoo, tmp_path: Path) -> None:
+def test_an_export_is_imported_as_the_same_zoo(own: Zoo, tmp_path: Path) -> None:
     (tmp_path / "files" / ".0123abcd.beside.folder").mkdir(parents=True)
     assert "3 networks" in printed("zoo", "export", own.path, "--out", tmp_path / "files")
     table = tmp_path / "files" / "targets.csv"
     assert table.read_text().splitlines()[1] == "llama-0,3.25,10,adam"
     printed("zoo", "import", tmp_path / "files", "--targets", table, "--out", tmp_path / "again")
-    again = ModelZoo.open(tmp_path / "again")
+    again = Zoo.open(tmp_path / "again")
     assert {k: v.tolist() for k, v in again.table.items()} == {
         k: v.tolist() for k, v in own.table.items()
     }
 
 
-def test_other_commands_say_which_zoo_they_take(own: ModelZoo, tmp_path: Path) -> None:
-    message = "expected a zoo of small transformers of one task"
+def test_other_commands_say_which_zoo_they_take(own: Zoo, tmp_path: Path) -> None:
+    message = "holds networks of a user: expected those of one task that `tnfn zoo build` trains"
     done = tnfn("zoo", "damage", own.path, "--out", tmp_path / "d")
     assert (done.returncode, message in done.stderr) == (2, True)
-    with pytest.raises(StoreError, match=message):
-        Zoo.open(own.path)
+    with pytest.raises(ZooError, match=message):
+        own.space  # noqa: B018
+    assert_refused("expected a zoo of small transformers", "zoo", "build", "--out", own.path)
     assert_refused("name their table with --targets", "zoo", "import", tmp_path, "--dry-run")
     assert_refused("lies in the zoo", "zoo", "export", own.path, "--out", own.path / "x")

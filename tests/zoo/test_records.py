@@ -12,7 +12,7 @@ import pytest
 
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.testing import write_example_checkpoint
-from transformer_nfn.zoo import BuildOptions, ModelZoo, SizeGroup, build, build_mixed, open_zoo
+from transformer_nfn.zoo import BuildOptions, SizeGroup, Zoo, build, build_mixed
 from transformer_nfn.zoo.authors import import_authors
 from transformer_nfn.zoo.training.damage import DamageOptions, damage_zoo
 from transformer_nfn.zoo.verify import verify
@@ -46,7 +46,7 @@ def zoos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     damage_zoo(root / "built", root / "damaged", DamageOptions("pruned"))
     write_theirs(root / "theirs", "mnist")
     import_authors(root / "theirs", root / "imported")
-    own = ModelZoo.create(root / "own")
+    own = Zoo.create(root / "own")
     for seed in range(2):
         own.add(write_example_checkpoint(root / f"net-{seed}", seed), loss=0.5 * seed)
     return root
@@ -116,7 +116,7 @@ def faults(file: Path, values: tuple[Any, ...], resumed: BuildOptions | None) ->
 def _refusal(zoo: Path, resumed: BuildOptions | None) -> str:
     """Why a zoo cannot be read, verified or built further; empty if it can."""
     try:
-        open_zoo(zoo)
+        Zoo.open(zoo)
         verdict = verify(zoo, sample=0)
         if verdict.ok and resumed is not None:
             build(zoo, resumed)
@@ -142,8 +142,6 @@ RECORDS = {
 
 @pytest.mark.parametrize("values", [SOME, pytest.param(MORE, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("record", RECORDS)
-def test_a_field_that_is_damaged_is_named(
-    zoos: Path, record: str, values: tuple[Any, ...]
-) -> None:
+def test_a_field_that_is_damaged_is_named(zoos: Path, record: str, values: tuple[Any, ...]) -> None:
     found = list(faults(zoos / record, values, RECORDS[record]))
     assert not found, "\n".join(found)

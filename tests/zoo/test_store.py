@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from tnfn_command import assert_refused
 from transformer_nfn.errors import AssetError
@@ -100,37 +100,44 @@ def test_splits_do_not_divide_runs(small_zoo: Zoo) -> None:
 
 def test_batches_are_the_input_of_models(small_zoo: Zoo) -> None:
     batch = small_zoo.batch([0, 1, 2])
-    assert len(batch["blocks"]) == 2
-    for block in batch["blocks"]:
+    assert len(batch.blocks()) == 2
+    for block in batch.blocks():
         small_zoo.block_space.check(block)
         assert block["W_Q"].shape[:2] == (3, 1)
-    assert set(batch["embedding"]) == {"W", "b"}
-    assert batch["classifier"]["W_2"].shape == (3, 32, 10)
+    assert set(batch.part("embedding")) == {"W", "b"}
+    assert batch.part("classifier")["W_2"].shape == (3, 32, 10)
 
 
 def test_a_zoo_is_a_dataset(small_zoo: Zoo) -> None:
-    weights, accuracy = small_zoo[2]
+    dataset = small_zoo.dataset()
+    weights, accuracy = dataset[2]
     expected = small_zoo.weights([2])
     assert all(torch.equal(weights[name], w[0]) for name, w in expected.items())
     assert float(accuracy) == pytest.approx(small_zoo.config(2)["test_accuracy"])
-    assert torch.equal(small_zoo[-1][0]["classifier.b_2"], small_zoo[35][0]["classifier.b_2"])
-    for row in (36, -37):
-        with pytest.raises(IndexError, match=f"row {row} of a zoo with"):
-            small_zoo[row]
+    with pytest.raises(IndexError):
+        dataset[36]
     accuracies = small_zoo.table["test_accuracy"]
-    assert [float(a) for _, a in small_zoo] == pytest.approx(accuracies.tolist())
+    assert [float(a) for _, a in dataset] == pytest.approx(accuracies.tolist())
+    weights, rate = small_zoo.dataset([7, 5], "learning_rate", torch.float64)[1]
+    assert weights["classifier.b_2"].dtype == rate.dtype == torch.float64
+    assert float(rate) == small_zoo.table["learning_rate"][5]
+    with pytest.raises(ZooError, match=r"'optimizer' of .* is text: expected a column of numbers"):
+        small_zoo.dataset(target="optimizer")
+    with pytest.raises(ZooError, match="has no column 'loss'"):
+        small_zoo.dataset(target="loss")
     assert repr(small_zoo).startswith(f"Zoo('{small_zoo.path}', digits, 36 networks of 12 runs")
 
 
 def test_a_loader_reads_a_zoo(small_zoo: Zoo) -> None:
     rows = small_zoo.select(percent=75)
-    loader = DataLoader(Subset(small_zoo, rows.tolist()), batch_size=5, num_workers=1)
+    loader = DataLoader(small_zoo.dataset(rows), batch_size=5, num_workers=1)
     batches = list(loader)
     accuracies = torch.cat([accuracy for _, accuracy in batches])
     assert accuracies.tolist() == pytest.approx(small_zoo.table["test_accuracy"][rows].tolist())
     assert batches[0][0]["blocks.1.W_A"].shape == (5, 32, 64)
     again = pickle.loads(pickle.dumps(small_zoo))
-    assert torch.equal(again[0][0]["blocks.1.W_A"], small_zoo[0][0]["blocks.1.W_A"])
+    name = "blocks.1.W_A"
+    assert torch.equal(again.weights([0])[name], small_zoo.weights([0])[name])
 
 
 def test_a_zoo_opens_by_name_and_by_path(tmp_path: Path) -> None:

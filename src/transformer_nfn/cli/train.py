@@ -149,10 +149,10 @@ def train_command(
     """
     from transformer_nfn.prediction.api import train
     from transformer_nfn.prediction.target import target_columns
-    from transformer_nfn.zoo import open_zoo
+    from transformer_nfn.zoo import Zoo
 
     if zoo is not None and target == "list":
-        columns = target_columns(open_zoo(zoo))
+        columns = target_columns(Zoo.open(zoo))
         echo_json(columns) if as_json else typer.echo("\n".join(columns))
         return
     if zoo is None or out is None:
@@ -370,7 +370,7 @@ def predict_command(
         ):  # fmt: skip
             if sentence is not None:
                 typer.echo(f"{word}: {p.name}: {sentence}", err=True)
-    can_guard = "families" not in RunRecord.read(run).zoo
+    can_guard = RunRecord.read(run).kind == "built"
     unguarded = sum(not p.guarded and p.target == "test_accuracy" for p in predictions)
     if unguarded and can_guard:
         typer.echo(

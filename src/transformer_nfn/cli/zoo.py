@@ -31,9 +31,11 @@ from transformer_nfn.cli.options import (
 from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
-    from transformer_nfn.zoo.store import Zoo
+    pass
 
 SIZES = ("width", "heads", "depth")
+ARRAY_FILES = (".npy", ".npz", ".safetensors")
+"""Files of arrays that `tnfn zoo import` reads."""
 zoo_app = HelpTyper(
     cls=HelpGroup,
     help="Build, list, verify, import and export zoos of networks.",
@@ -136,7 +138,7 @@ def build(
     from transformer_nfn.io.location import Location
     from transformer_nfn.zoo import BuildOptions, build_mixed, size_groups
     from transformer_nfn.zoo import build as build_zoo
-    from transformer_nfn.zoo.summary import summarise, summarise_mixed
+    from transformer_nfn.zoo.summary import summarise
 
     form = "must look like 32 or 16,32,48"
     groups = size_groups(*(whole_numbers(arguments[s], f"--{s} {form}") for s in SIZES))
@@ -148,7 +150,7 @@ def build(
         if len(groups) == 1:
             summary = summarise(build_zoo(out, options, bar))
         else:
-            summary = summarise_mixed(build_mixed(out, options, groups, bar))
+            summary = summarise(build_mixed(out, options, groups, bar))
     if as_json:
         echo_json(summary)
         return
@@ -170,21 +172,16 @@ def info(path: ZooPath, as_json: JsonOption = False) -> None:
       tnfn zoo info zoos/digits
       tnfn zoo info mnist-sample   # by name, see `tnfn assets`
     """
-    from transformer_nfn.cli.own_networks import print_models
-    from transformer_nfn.cli.zoo_display import print_mixed, print_summary
-    from transformer_nfn.zoo.store import MixedZoo, Zoo, open_zoo
-    from transformer_nfn.zoo.summary import summarise, summarise_mixed, summarise_models
+    from transformer_nfn.cli.zoo_display import print_mixed, print_named, print_summary
+    from transformer_nfn.zoo.store import Zoo
+    from transformer_nfn.zoo.summary import summarise
 
-    zoo = open_zoo(path)
-    if isinstance(zoo, Zoo):
-        summary, show = summarise(zoo), print_summary
-    elif isinstance(zoo, MixedZoo):
-        summary, show = summarise_mixed(zoo), print_mixed
-    else:
-        summary, show = summarise_models(zoo), print_models
+    zoo = Zoo.open(path)
+    summary = summarise(zoo)
     if as_json:
         echo_json(summary)
         return
+    show = print_named if zoo.named else print_mixed if zoo.mixed else print_summary
     show(Console(), summary)
 
 
@@ -219,26 +216,22 @@ def rows(
     """
     from transformer_nfn.cli.network_tables import rows_table
     from transformer_nfn.networks import zoo_rows
-    from transformer_nfn.zoo.store import MixedZoo, ModelZoo, open_zoo
+    from transformer_nfn.zoo.store import Zoo
 
-    opened = open_zoo(path)
+    opened = Zoo.open(path)
     for option, bound in (("--min-accuracy", min_accuracy), ("--max-accuracy", max_accuracy)):
         if bound is not None and not 0 <= bound <= 1:
             raise TransformerNFNError(f"{option} must lie between 0 and 1, found {bound}")
     filters = {"run": run or (), "optimizer": [optimizer], "percent": [percent], "epoch": [epoch]}
     wanted = {column: [v for v in values if v is not None] for column, values in filters.items()}
-    if isinstance(opened, ModelZoo):
-        from transformer_nfn.cli.own_networks import list_rows, matching_rows
+    if opened.named:
+        from transformer_nfn.cli.zoo_display import list_rows, matching_rows
 
         wanted["best"] = [] if best is None else [str(best).lower()]
         chosen = matching_rows(opened, wanted, min_accuracy, max_accuracy)
         list_rows(opened, path, chosen, as_json)
         return
-    zoos: dict[str, Zoo] = (
-        {f"{path}/{group}": zoo for group, zoo in opened.zoos.items()}
-        if isinstance(opened, MixedZoo)
-        else {path: opened}
-    )
+    zoos = {f"{path}/{size}" if size else path: part for size, part in opened.parts.items()}
     for column, accepted in wanted.items():
         held = {value for zoo in zoos.values() for value in zoo.table[column].tolist()} - {0}
         if percent is not None and column == "percent":  # a checkpoint may count as several
@@ -279,10 +272,10 @@ def plot(
 
       tnfn zoo plot zoos/digits --out digits.png
     """
-    from transformer_nfn.zoo.store import open_zoo
+    from transformer_nfn.zoo.store import Zoo
     from transformer_nfn.zoo.summary import plot_accuracies
 
-    zoo = open_zoo(path)
+    zoo = Zoo.open(path)
     # Beside the folder, because a zoo holds only its own files; for a name, in this folder.
     target = out or Path(path).resolve().with_suffix(".png")
     typer.echo(plot_accuracies(zoo, target, bins))
@@ -346,11 +339,23 @@ ListOption = Annotated[
 ]
 
 
+LayoutOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="JSON",
+        help="Names and shapes of the tensors in a row of an array, in order.",
+    ),
+]
+
+
 @zoo_app.command("import")
 def import_command(
     source: Annotated[
         Path | None,
-        typer.Argument(metavar="[PATH]", help="The folder; of the authors' files also a zip."),
+        typer.Argument(
+            metavar="[PATH]",
+            help="A folder of networks, a file of arrays, or the authors' folder or zip.",
+        ),
     ] = None,
     listed: ListOption = None,
     targets: Annotated[
@@ -358,9 +363,10 @@ def import_command(
         typer.Option(
             metavar="TABLE",
             help="For your own networks: a table (.csv, .parquet, .jsonl) with a column 'file' and "
-            "a column for each target.",
+            "a column for each target; of arrays a line for each, in order.",
         ),
     ] = None,
+    layout: LayoutOption = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the zoo goes (PATH-zoo).")
     ] = None,
@@ -381,10 +387,15 @@ def import_command(
     for each of them, and any columns of numbers or text. Run the same command again to resume an
     interrupted import, or after adding networks and rows.
 
+    A file of arrays (.npy, .npz, .safetensors) holds networks of any kind, all of one layout: one
+    array with a row for each network and a --layout such as {"conv": [8, 3], "bias": [8]}, or an
+    array for each tensor, with the networks along its first axis.
+
     [bold]Examples[/bold]
 
       tnfn zoo import runs/ --targets accuracies.csv --out zoos/mine --dry-run
       tnfn zoo import encoders/ --targets table.parquet --set nhead=4
+      tnfn zoo import cnns.npy --layout layout.json --targets losses.csv
       tnfn zoo import --list ids.txt --out zoos/models
       tnfn zoo import MNIST-Transformers.zip --out zoos/mnist-authors
     """
@@ -395,16 +406,23 @@ def import_command(
     if out is None and not real.name:
         raise TransformerNFNError(f"name the folder of the zoo of '{source}' with --out")
     target = out or real.with_name(real.stem + "-zoo")
-    from transformer_nfn.cli.own_networks import import_listed, import_own
+    from transformer_nfn.cli.zoo_import import import_array_file, import_listed, import_table
 
     options = open_options(None, family, settings)
     if listed is not None:
-        if targets is not None or dry_run:
-            raise TransformerNFNError("--targets and --dry-run are for the networks of a folder")
+        if targets is not None or dry_run or layout is not None:
+            raise TransformerNFNError("--list takes neither --targets, --layout nor --dry-run")
         import_listed(listed, target, options, skip=skip, as_json=as_json)
         return
+    if source.suffix in ARRAY_FILES and (layout is not None or source.is_file()):
+        if options or dry_run:
+            raise TransformerNFNError("--family, --set and --dry-run are for checkpoints")
+        import_array_file(source, target, layout, targets, skip=skip, as_json=as_json)
+        return
+    if layout is not None:
+        raise TransformerNFNError(f"--layout is for a file of arrays ({', '.join(ARRAY_FILES)})")
     if targets is not None:
-        import_own(source, targets, target, options, dry_run=dry_run, skip=skip, as_json=as_json)
+        import_table(source, targets, target, options, dry_run=dry_run, skip=skip, as_json=as_json)
         return
     if dry_run or skip or options:
         raise TransformerNFNError(
@@ -433,21 +451,19 @@ def export(
     """Write every checkpoint as a file, with a table.
 
     State dicts in the authors' layout; a mixed zoo gets a folder for each size. Of a zoo of your
-    own networks, a folder for each as model hubs lay it out, and targets.csv.
+    own checkpoints, a folder for each as model hubs lay it out, and targets.csv; of arrays
+    weights.safetensors and targets.csv.
 
     [bold]Example[/bold]
 
       tnfn zoo export zoos/digits --out per-run
     """
-    from transformer_nfn.zoo.export import export_authors
-    from transformer_nfn.zoo.own_networks import export_networks
-    from transformer_nfn.zoo.store import ModelZoo, open_zoo
+    from transformer_nfn.zoo.export import export_zoo
+    from transformer_nfn.zoo.store import Zoo
 
-    zoo = open_zoo(path)
-    if isinstance(zoo, ModelZoo):
-        typer.echo(f"{out}: {export_networks(zoo, out)} networks and targets.csv")
-    else:
-        typer.echo(f"{out}: {export_authors(zoo, out)} state dicts")
+    zoo = Zoo.open(path)
+    what = "networks and targets.csv" if zoo.named else "state dicts"
+    typer.echo(f"{out}: {export_zoo(zoo, out)} {what}")
 
 
 @zoo_app.command()

@@ -1,16 +1,25 @@
-"""Display of zoos in the terminal: the progress of a build, and summaries as tables."""
+"""Display of zoos in the terminal: the progress of a build, rows, and summaries as tables."""
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich import progress
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from transformer_nfn.cli.console import echo_json, table_console
+from transformer_nfn.cli.options import check_values
+from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.zoo.training.plan import Progress
+
+if TYPE_CHECKING:
+    from transformer_nfn.zoo import Zoo
 
 
 class BuildBar(Progress):
@@ -105,7 +114,7 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
 
 
 def print_mixed(console: Console, summary: dict[str, Any]) -> None:
-    """Print the result of `zoo.summary.summarise_mixed` as a table with a line per size group."""
+    """Print the result of `zoo.summary.summarise` for several sizes, with a line for each."""
     state = "" if summary["finished"] else " (not finished)"
     title = f"{summary['path']}{state}: {summary['task']}, {seeds_text(summary['seeds'])}"
     table = Table(title=title)
@@ -124,3 +133,84 @@ def print_mixed(console: Console, summary: dict[str, Any]) -> None:
     console.print(table)
     if summary["missing"]:
         console.print(f"not begun: {', '.join(summary['missing'])}", highlight=False)
+
+
+def matching_rows(
+    zoo: Zoo,
+    wanted: Mapping[str, Sequence[Any]],
+    min_accuracy: float | None,
+    max_accuracy: float | None,
+) -> list[int]:
+    """Rows whose targets have one of the wanted values each, and an accuracy between the bounds.
+
+    A run is the value of that target; without one, each network is a run of its name.
+    """
+    from transformer_nfn.zoo.summary import needed_accuracies
+
+    rows = [*range(len(zoo))]
+    for name, values in wanted.items():
+        column = "network" if name == "run" and name not in zoo.targets else name
+        if not values:
+            continue
+        if column not in zoo.table:
+            raise TransformerNFNError(
+                f"'{zoo.path}' has no target '{name}': it has {', '.join(zoo.targets) or 'none'}"
+            )
+        texts = [_cell(value) for value in zoo.table[column].tolist()]
+        accepted = [str(value) for value in values]
+        check_values(str(zoo.path), name, {*texts}, accepted)
+        rows = [row for row in rows if texts[row] in accepted]
+    if min_accuracy is None and max_accuracy is None:
+        return rows
+    accuracy = zoo.targets[needed_accuracies(zoo)]
+    low, high = min_accuracy or 0.0, 1.0 if max_accuracy is None else max_accuracy
+    return [row for row in rows if low <= accuracy[row] <= high]
+
+
+def list_rows(zoo: Zoo, name: str, rows: Sequence[int], as_json: bool) -> None:
+    """Print some rows of a zoo with their targets."""
+    hidden = ("checksum", "bytes", "shard")
+    records: list[dict[str, Any]] = [
+        {"name": f"{name}#{i}", "row": i}
+        | {key: value for key, value in zoo.config(i).items() if key not in hidden}
+        for i in rows
+    ]
+    if as_json:
+        echo_json(records)
+        return
+    columns = [column for column in zoo.table if column not in hidden]
+    title = f"{name}: {len(rows):,} of {len(zoo):,} rows"
+    table = Table("row", *map(escape, columns), title=escape(title))
+    for record in records:
+        cells = (_cell(record[column]) for column in columns)
+        table.add_row(escape(record["name"]), *map(escape, cells))
+    table_console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "–" if math.isnan(value) else f"{value:g}"
+    return str(value)
+
+
+def print_named(console: Console, summary: dict[str, Any]) -> None:
+    """Print the result of `zoo.summary.summarise` for a zoo of a user."""
+    families = ", ".join(f"{n:,} {name}" for name, n in summary.get("families", {}).items())
+    if "layout" in summary:
+        families = f"{summary['weights']:,} weights in {len(summary['layout'])} tensors each"
+    title = f"{summary['path']}: {summary['networks']:,} networks"
+    table = Table("target", "min", "median", "max", "missing", title=escape(title))
+    for name, target in summary["targets"].items():
+        if "values" in target:
+            values = ", ".join(f"{value} ({n})" for value, n in target["values"].items())
+            more = target["distinct"] - len(target["values"])
+            text = f"{values} and {more:,} more" if more else values
+            cells = [escape(text), "", ""]
+        else:
+            cells = [f"{target[k]:g}" if k in target else "" for k in ("min", "median", "max")]
+        missing = f"{target['missing']:,}" if "missing" in target else ""
+        table.add_row(escape(name), *cells, missing)
+    console.print(table)
+    console.print(
+        f"{families or 'no networks'}; {summary['bytes'] / 2**20:.1f} MiB", highlight=False
+    )

@@ -1,9 +1,9 @@
 """Models that predict the accuracy of a network from its weights."""
 
 from transformer_nfn.models.baselines import MLP, StatNN
+from transformer_nfn.models.batch import Batch, RowLayout
 from transformer_nfn.models.invariants import invariant_features
 from transformer_nfn.models.learners import Learner, PredictorError
-from transformer_nfn.models.network import Network, map_network, network_of, tensors_of
 from transformer_nfn.models.neural_graph import NeuralGraph
 from transformer_nfn.models.probing import HiddenProbe, ProbeGen
 from transformer_nfn.models.tabular import Tabular
@@ -23,17 +23,18 @@ from transformer_nfn.models.whole_network import WholeCheckpoint, WholeNetwork
 
 __all__ = [
     "MLP",
+    "Batch",
     "BlockEncoder",
     "HiddenProbe",
     "InvariantBoosting",
     "InvariantMLP",
     "Learner",
     "LightGBMPredictor",
-    "Network",
     "NeuralGraph",
     "PredictorError",
     "ProbeGen",
     "RandomForestPredictor",
+    "RowLayout",
     "StatNN",
     "StatisticsBoosting",
     "StatisticsLinear",
@@ -45,7 +46,4 @@ __all__ = [
     "WholeNetwork",
     "XGBoostPredictor",
     "invariant_features",
-    "map_network",
-    "network_of",
-    "tensors_of",
 ]

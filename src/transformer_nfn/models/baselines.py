@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.models.network import blocks_of, flat, paper_block, paper_sizes, same_batch
+from transformer_nfn.models.batch import Batch, paper_block, paper_layout
 from transformer_nfn.models.predictor import STATISTICS as STATISTICS_OF_TENSORS
 from transformer_nfn.models.predictor import LearningSet, Variant, predictor
 from transformer_nfn.models.pretrained import Inputs, Pretrained
 from transformer_nfn.models.statistics import COUNT, statistics
 from transformer_nfn.spaces import WeightSpace
+from transformer_nfn.spaces.axis import under_prefix
 
 STATISTICS = "statistics"
 """Key of a network that holds its `StatNN.features`, where they were computed before."""
@@ -75,12 +77,13 @@ class MLP(Pretrained):
     @classmethod
     def paper(cls, task: str = "ag_news") -> Self:
         """The paper's baseline: 896,051 parameters on AG News, 933,251 on MNIST."""
-        sizes = paper_sizes(task)
-        return cls(paper_block(), embedding=sizes.embedding, classifier=sum(sizes.classifier))
+        layout = paper_layout(task)
+        embedding, classifier = map(layout.part, ("embedding", "classifier"))
+        return cls(paper_block(), embedding=embedding, classifier=classifier)
 
-    def logits(self, network: Mapping[str, object]) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""
-        blocks = blocks_of(network, self._config["blocks"])
+        blocks = batch.blocks(self._config["blocks"])
         read = [torch.cat(_block_tensors(self.space, weights), -1) for weights in blocks]
         if self._config["authors"]:
             read = [torch.cat(read, -1)]
@@ -88,10 +91,10 @@ class MLP(Pretrained):
         parts = [torch.relu(self.neck(torch.cat(vectors, -1)))]
         if self.classifier is not None:
             width = self._config["classifier"] or 0
-            parts.append(torch.relu(self.classifier(flat(network, "classifier", width))))
+            parts.append(torch.relu(self.classifier(batch.flat("classifier", width))))
         if self.embedding is not None:
             width = self._config["embedding"] or 0
-            vector = self.embedding(flat(network, "embedding", width))
+            vector = self.embedding(batch.flat("embedding", width))
             # Without a ReLU this layer and the head multiply into one.
             parts.append(vector if self._config["authors"] else torch.relu(vector))
         return _head(self.head, parts)
@@ -161,23 +164,25 @@ class StatNN(Pretrained):
     @classmethod
     def paper(cls, task: str = "ag_news") -> Self:
         """The paper's baseline: 168,449 parameters on AG News, 203,393 on MNIST."""
-        sizes = paper_sizes(task)
-        return cls(paper_block(), embedding=sizes.embedding, classifier=sizes.classifier)
+        layout = paper_layout(task)
+        last = under_prefix(layout.shapes, "classifier.")
+        classifier = [math.prod(last[name]) for name in sorted(last)]
+        return cls(paper_block(), embedding=layout.part("embedding"), classifier=classifier)
 
-    def features(self, network: Mapping[str, object]) -> Tensor:
+    def features(self, batch: Batch) -> Tensor:
         """Statistics of blocks and classifier, and the entries of the embedding, ``[batch, F]``."""
         parts = []
-        for weights in blocks_of(network, self._config["blocks"]):
+        for weights in batch.blocks(self._config["blocks"]):
             parts += [statistics(x) for x in _block_tensors(self.space, weights)]
         if self.classifier is not None:
-            parts += [statistics(x) for x in self._classifier_tensors(network)]
+            parts += [statistics(x) for x in self._classifier_tensors(batch)]
         if self.embedding is not None:
-            parts.append(flat(network, "embedding", self._widths[2]))
-        return torch.cat(same_batch(parts), -1)
+            parts.append(batch.flat("embedding", self._widths[2]))
+        return torch.cat(parts, -1)
 
-    def logits(self, network: Mapping[str, Any]) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""
-        blocks, classifier, embedding = self._features(network).split(self._widths, -1)
+        blocks, classifier, embedding = self._features(batch).split(self._widths, -1)
         parts = [torch.relu(self.encoder(blocks))]
         if self.classifier is not None:
             parts.append(torch.relu(self.classifier(classifier)))
@@ -187,43 +192,38 @@ class StatNN(Pretrained):
         return _head(self.head, parts)
 
     @torch.no_grad()
-    def prepared(
-        self, network: Mapping[str, Any], positions: Tensor | None = None
-    ) -> dict[str, Any]:
-        """The network with its statistics beside its weights."""
-        return {**network, STATISTICS: self._features(network)}
+    def prepared(self, batch: Batch, positions: Tensor | None = None) -> Batch:
+        """The networks with their statistics beside their weights."""
+        return batch.plus(STATISTICS, self._features(batch))
 
     def start(
         self, train: Sequence[LearningSet], val: Sequence[LearningSet], seed: int, epochs: int, *,
         fresh: bool,
     ) -> Inputs:  # fmt: skip
         """Drop the weights: the statistics are enough."""
-        first, second = (
-            [{STATISTICS: data.network[STATISTICS]} for data in part] for part in (train, val)
-        )
+        first, second = ([data.network.only(STATISTICS) for data in part] for part in (train, val))
         return first, second
 
-    def _features(self, network: Mapping[str, Any]) -> Tensor:
-        stored: Tensor | None = network.get(STATISTICS)
-        return self.features(network) if stored is None else stored
+    def _features(self, batch: Batch) -> Tensor:
+        stored: Tensor | None = batch.computed.get(STATISTICS)
+        return self.features(batch) if stored is None else stored
 
-    def _classifier_tensors(self, network: Mapping[str, object]) -> list[Tensor]:
+    def _classifier_tensors(self, batch: Batch) -> list[Tensor]:
         if not isinstance(self._classifier_sizes, int):
             sizes = self._classifier_sizes or []
-            return list(flat(network, "classifier", sum(sizes)).split(sizes, -1))
-        joined = flat(network, "classifier", self._classifier_sizes)
-        tensors = network["classifier"]
-        if not isinstance(tensors, Mapping) or len(tensors) != CLASSIFIER_TENSORS:
+            return list(batch.flat("classifier", sum(sizes)).split(sizes, -1))
+        joined = batch.flat("classifier", self._classifier_sizes)
+        shapes = under_prefix(batch.layout.shapes, "classifier.")
+        if len(shapes) != CLASSIFIER_TENSORS:
             raise SpaceError(
-                f"StatNN reads 'classifier' as a dict of {CLASSIFIER_TENSORS} tensors, or needs "
-                "the size of each tensor when it is built"
+                f"StatNN reads {CLASSIFIER_TENSORS} tensors of a classifier, or needs the size of "
+                f"each when it is built; found {len(shapes)}"
             )
-        sizes = [tensors[name][0].numel() for name in sorted(tensors)]
-        return list(joined.split(sizes, -1))
+        return list(joined.split([math.prod(shapes[name]) for name in sorted(shapes)], -1))
 
 
-def _head(head: nn.Module, parts: Sequence[Tensor]) -> Tensor:
-    out: Tensor = head(torch.cat(same_batch(parts), -1))
+def _head(head: nn.Module, parts: list[Tensor]) -> Tensor:
+    out: Tensor = head(torch.cat(parts, -1))
     return out.squeeze(-1)
 
 

@@ -12,11 +12,11 @@ discards.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from transformer_nfn.models.batch import Batch
 from transformer_nfn.processes import map_rows
 
 CHUNK = 64
@@ -24,36 +24,35 @@ CHUNK = 64
 TINY = 1e-30
 
 
-def coupling_features(network: Mapping[str, Any]) -> Tensor:
+def coupling_features(batch: Batch) -> Tensor:
     """Logarithms of the size of products relative to independent factors, and of their rank.
 
     >>> from transformer_nfn.functional import small_transformer
-    >>> from transformer_nfn.models import network_of
     >>> space = small_transformer(tokens=4, classes=3, patch=2, d_model=8).space
-    >>> network = network_of({name: w[:, 0] for name, w in space.randn(5).items()})
-    >>> coupling_features(network).shape
+    >>> batch = Batch.of({name: w[:, 0] for name, w in space.randn(5).items()})
+    >>> coupling_features(batch).shape
     torch.Size([5, 100])
 
     Args:
-        network: a `Network` of the paper's blocks with a classifier; an embedding if it has one.
+        batch: a `Batch` of the paper's blocks with a classifier; an embedding if it has one.
 
     Returns:
         ``[n, F]`` in float64; F depends on the number of blocks and whether there is an embedding.
     """
-    return map_rows(lambda rows: _chunk(network, rows), network["classifier"]["W_1"], CHUNK)
+    return map_rows(lambda rows: _chunk(batch[rows].to(torch.float64)), batch.weights, CHUNK)
 
 
-def _chunk(network: Mapping[str, Any], cut: slice) -> Tensor:
+def _chunk(batch: Batch) -> Tensor:
     features: list[Tensor] = []
     before, chain = None, None
-    if network.get("embedding") is not None:
-        before = _centred(network["embedding"]["W"][cut].double())
-        features.append(_bias(network["embedding"]["b"][cut].double(), before))
-    for block in network["blocks"]:
-        w = {name: x[cut, 0].double() for name, x in block.items()}
+    if first := batch.part("embedding"):
+        before = _centred(first["W"])
+        features.append(_bias(first["b"], before))
+    for block in batch.blocks():
+        w = {name: x[:, 0] for name, x in block.items()}
         block_features, before, chain = _block(w, before, chain)
         features += block_features
-    last = {name: x[cut].double() for name, x in network["classifier"].items()}
+    last = batch.part("classifier")
     W_1, W_2 = _centred(last["W_1"].mT).mT, last["W_2"]
     assert before is not None
     assert chain is not None

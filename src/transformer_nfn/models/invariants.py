@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.models.network import in_order, same_batch
+from transformer_nfn.models.batch import Batch
 from transformer_nfn.models.statistics import sorted_statistics
 from transformer_nfn.models.whole_network.invariants import eigenvalues
 from transformer_nfn.processes import map_rows
@@ -34,32 +33,30 @@ They are roots of eigenvalues, which is three times faster, and rounding would s
 """
 
 
-def invariant_features(network: Mapping[str, object], space: WeightSpace) -> Tensor:
+def invariant_features(batch: Batch, space: WeightSpace) -> Tensor:
     """Features that the group of ``space`` leaves unchanged.
 
     >>> from transformer_nfn import spaces
     >>> space = spaces.attention_block(4, 2, 2, 2, 3)
     >>> weights = space.randn(5, dtype=torch.float64)
     >>> moved = space.group.random(batch=5).act(weights)
-    >>> a, b = (invariant_features({"blocks": [w]}, space) for w in (weights, moved))
-    >>> torch.allclose(a, b)
+    >>> batches = [{f"blocks.0.{k}": w[:, 0] for k, w in each.items()} for each in (weights, moved)]
+    >>> torch.allclose(*(invariant_features(Batch.of(each), space) for each in batches))
     True
 
     Args:
-        network: a `Network`; parts it does not have are left out.
+        batch: networks; parts they do not have are left out.
         space: weight space of one block.
 
     Returns:
         ``[batch, F]`` in float64; F depends on the space and the shapes of the other parts.
     """
-    blocks = network.get("blocks") or []
-    if not isinstance(blocks, Sequence):
-        raise SpaceError(f"'blocks' must be a list of weight dicts, found {type(blocks).__name__}")
+    blocks = batch.blocks()
     for weights in blocks:
         space.check(weights, finite=False)
-    others = [x for part in ("classifier", "embedding") for x in _part(network, part)]
-    leaves = [x for weights in blocks for x in weights.values()] + others
-    if not leaves:
+    parts = (batch.part(name) for name in ("classifier", "embedding"))
+    others = [part[name] for part in parts for name in sorted(part)]
+    if not blocks and not others:
         raise SpaceError("a network needs blocks, a classifier or an embedding, found none")
 
     def features(rows: slice) -> Tensor:
@@ -70,7 +67,7 @@ def invariant_features(network: Mapping[str, object], space: WeightSpace) -> Ten
             found += _matrix_features(x[rows].double())
         return torch.cat(found, -1)
 
-    return map_rows(features, same_batch(leaves)[0], CHUNK)
+    return map_rows(features, batch.weights, CHUNK)
 
 
 def block_features(space: WeightSpace, weights: Mapping[str, Tensor]) -> list[Tensor]:
@@ -139,26 +136,14 @@ def _singular_values(x: Tensor) -> Tensor:
     return out
 
 
-def _part(network: Mapping[str, object], part: str) -> list[Tensor]:
-    value = network.get(part)
-    if value is None:
-        return []
-    tensors = in_order(value)
-    if not all(isinstance(x, Tensor) and x.ndim >= 2 for x in tensors):
-        raise SpaceError(f"'{part}' must hold tensors with a batch axis in front")
-    return tensors
-
-
-def space_of(network: Mapping[str, Any]) -> WeightSpace:
-    """The paper's block with the sizes of the first block of ``network``."""
-    blocks = network.get("blocks") or [{}]
+def space_of(batch: Batch) -> WeightSpace:
+    """The paper's block with the sizes of the first block of the networks."""
     try:
-        heads, d_model, d_k = blocks[0]["W_Q"].shape[2:]
-        space = attention_block(
-            d_model, heads, d_k, blocks[0]["W_V"].shape[-1], blocks[0]["b_A"].shape[-1]
-        )
-        space.check(blocks[0], finite=False)
-    except (KeyError, ValueError) as error:
+        first = batch.blocks()[0]
+        heads, d_model, d_k = first["W_Q"].shape[2:]
+        space = attention_block(d_model, heads, d_k, first["W_V"].shape[-1], first["b_A"].shape[-1])
+        space.check(first, finite=False)
+    except (KeyError, IndexError, ValueError) as error:
         raise SpaceError(
             "these are not the paper's blocks, so the predictor needs their weight space "
             "(argument `space`)"

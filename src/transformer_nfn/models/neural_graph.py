@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from transformer_nfn.models.batch import Batch
 from transformer_nfn.models.predictor import predictor
 from transformer_nfn.models.task_reader import TaskReader
 from transformer_nfn.spaces import WeightSpace
@@ -55,12 +56,11 @@ class Graph:
     heads: list[int]
 
     @staticmethod
-    def of(network: Mapping[str, Any]) -> Graph:
+    def of(batch: Batch) -> Graph:
         """Nodes are pixels, stream channels, units of heads, neurons and classes."""
-        blocks, last = network["blocks"], network["classifier"]
+        blocks, last = batch.blocks(), batch.part("classifier")
         edges, biases = [], {}
-        if network.get("embedding") is not None:
-            first = network["embedding"]
+        if first := batch.part("embedding"):
             edges.append(Edges("W", "pixel", "stream0", first["W"]))
             biases["stream0"] = first["b"]
         for i, block in enumerate(blocks):
@@ -211,10 +211,10 @@ class NeuralGraph(TaskReader):
             nn.Linear(POOLED * len(NODES) * hidden, hidden), nn.SiLU(), nn.Linear(hidden, 1)
         )
 
-    def features(self, network: Mapping[str, Any]) -> Tensor:
+    def features(self, batch: Batch) -> Tensor:
         """Nodes of each kind pooled, ``[batch, F]``; F is the same for networks of any size."""
-        graph = Graph.of(network)
-        nodes = self._nodes(graph, self._where(network))
+        graph = Graph.of(batch)
+        nodes = self._nodes(graph, self._where(batch))
         edges = []
         for group in graph.groups:
             kinds = [EDGES.index(each.kind) for each in group]

@@ -38,19 +38,16 @@ from torch import Tensor, nn
 from transformer_nfn.errors import RunError, SpaceError
 from transformer_nfn.functional import sinusoids
 from transformer_nfn.io.tensor_files import TensorInfo
-from transformer_nfn.models.checkpoint_batch import DESCRIPTIONS, SIZE, WEIGHTS, by_size
+from transformer_nfn.models.batch import BATCH, Batch, Rows
 from transformer_nfn.models.invariants import FEATURES, invariant_features
-from transformer_nfn.models.network import BATCH, in_chunks, map_network, tensors_of
 from transformer_nfn.models.own_code import SHOWN, Code, import_own, own_code, package_folder
 from transformer_nfn.models.predictor import (
-    BUILT,
-    CHECKPOINTS,
     INVARIANTS,
-    OUTPUTS,
     PACKED,
     READS,
     STATISTICS,
     TENSORS,
+    ZOOS,
     LearningSet,
     Predictor,
     find,
@@ -132,8 +129,8 @@ class OwnModule(Pretrained):
         packed = cls.reads == PACKED and not hasattr(cls.own, "prepare")
         for each in data:
             few = each.take(torch.arange(min(TRIAL, len(each)))).network
-            for _, batch in cls._views(few, space, tokens, TENSORS if packed else cls.reads):
-                layouts.append(NetworkLayout.of(cls._own_batch(batch), cls.reads))
+            for _, view in cls._views(few, space, tokens, TENSORS if packed else cls.reads):
+                layouts.append(NetworkLayout.of(cls._own_batch(view), cls.reads))
         model = cls(functools.reduce(NetworkLayout.with_size, layouts), options, space, tokens)
         few = data[0].take(torch.arange(min(TRIAL, len(data[0])))).network
         model.to(data[0].accuracy.device)._try(few)
@@ -166,22 +163,20 @@ class OwnModule(Pretrained):
             raise RunError(f"the config of a '{cls.code.reference}' is malformed") from error
         return model
 
-    def prepared(
-        self, network: Mapping[str, Any], positions: Tensor | None = None
-    ) -> Mapping[str, Any]:
+    def prepared(self, batch: Batch, positions: Tensor | None = None) -> Batch:
         """A batch with what the module reads of it, if that can be kept."""
         kept = self.reads in (STATISTICS, INVARIANTS) or hasattr(self.own, "prepare")
-        if INPUT in network or not kept or len(network.get(DESCRIPTIONS, ())) > 1:
-            return network
+        if INPUT in batch.computed or not kept or len(batch.layouts) > 1:
+            return batch
         with torch.no_grad():
-            parts = [self._batches(part)[0][1] for part in in_chunks(network, BATCH)]
+            parts = [self._batches(part)[0][1] for part in batch.chunks(BATCH)]
         first = parts[0]
         joined: Any = (
             {name: torch.cat([part[name] for part in parts]) for name in first}
             if isinstance(first, Mapping)
             else torch.cat(parts)
         )
-        return {**network, INPUT: joined}
+        return batch.plus(INPUT, joined)
 
     def start(
         self, train: Sequence[LearningSet], val: Sequence[LearningSet], seed: int, epochs: int, *,
@@ -189,22 +184,19 @@ class OwnModule(Pretrained):
     ) -> Inputs:  # fmt: skip
         """Drop the weights where what is read of them was computed."""
         first, second = (
-            [
-                {INPUT: data.network[INPUT]} if INPUT in data.network else data.network
-                for data in part
-            ]
-            for part in (train, val)
+            [each.only(INPUT) if INPUT in each.computed else each for each in part]
+            for part in ([data.network for data in train], [data.network for data in val])
         )
         return first, second
 
-    def logits(self, network: Mapping[str, Any]) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""
-        count = len(next(iter(tensors_of(network).values())))
+        count = len(batch)
         out: Tensor | None = None
-        batches = self._batches(network)
-        for rows, batch in batches:
+        batches = self._batches(batch)
+        for rows, inputs in batches:
             with self._running("forward"):
-                found = self.module(batch)
+                found = self.module(inputs)
             self._check(found, len(range(count)[rows]) if isinstance(rows, slice) else len(rows))
             if len(batches) == 1:
                 return found.reshape(-1)  # type: ignore[no-any-return]
@@ -213,9 +205,9 @@ class OwnModule(Pretrained):
         assert out is not None
         return out
 
-    def features(self, network: Mapping[str, Any]) -> Tensor:
+    def features(self, batch: Batch) -> Tensor:
         """Numbers of a built network that are as many for every size."""
-        return signed_log(whole_invariants(network, _positions(network, self.tokens)))
+        return signed_log(whole_invariants(batch, _positions(batch, self.tokens)))
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
         """The class's own loss, or cross-entropy."""
@@ -278,51 +270,43 @@ class OwnModule(Pretrained):
                 random.setstate(own)
                 np.random.set_state(numpy)
 
-    def _batches(self, network: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    def _batches(self, batch: Batch) -> list[tuple[Any, Any]]:
         """Rows and batches of each size, as the module reads them."""
-        if INPUT in network:
-            return [(slice(None), network[INPUT])]
-        views = self._views(network, self.block_space, self.tokens, self.reads)
-        return [(rows, self._own_batch(batch)) for rows, batch in views]
+        if INPUT in batch.computed:
+            return [(slice(None), batch.computed[INPUT])]
+        views = self._views(batch, self.block_space, self.tokens, self.reads)
+        return [(rows, self._own_batch(view)) for rows, view in views]
 
     @classmethod
     def _views(
-        cls, network: Mapping[str, Any], space: WeightSpace | None, tokens: int | None, reads: str
+        cls, batch: Batch, space: WeightSpace | None, tokens: int | None, reads: str
     ) -> list[tuple[Any, Any]]:
         """Rows of each size, and what can be read of them."""
         if reads in (STATISTICS, INVARIANTS):
-            table = cls._table(network, space, tokens)
-            like = next(iter(tensors_of(network).values()))
-            return [(slice(None), table.to(like.device).float())]
-        if WEIGHTS not in network:
-            if reads == OUTPUTS:
-                return [(slice(None), Answers.of_built(network, tokens))]
-            named = {
-                name: w.squeeze(1) if name.startswith("blocks.") else w
-                for name, w in tensors_of(network).items()
-            }
-            return [(slice(None), _packed(named) if reads == PACKED else named)]
-        views = []
-        for description, rows, tensors in by_size(network):
-            batch: Any = tensors if reads == TENSORS else _packed(tensors)
-            if reads == OUTPUTS:
-                part: Any = map_network(network, lambda w, rows=rows: w[rows])
-                part |= {DESCRIPTIONS: (description,), SIZE: torch.zeros_like(part[SIZE])}
-                batch = Answers.of_checkpoints(part)
-            views.append((rows, batch))
+            table = cls._table(batch, space, tokens)
+            return [(slice(None), table.to(batch.weights.device).float())]
+        views: list[tuple[Rows, Any]] = []
+        for number, (layout, rows, tensors) in enumerate(batch.by_size()):
+            if reads == TENSORS:
+                views.append((rows, tensors))
+            elif reads == PACKED:
+                views.append((rows, batch.weights[rows][:, : layout.width]))
+            elif layout.description is None:
+                views.append((rows, Answers.of_built(batch, tokens)))
+            else:
+                alone = batch if len(batch.layouts) == 1 else batch.of_size(number)[1]
+                views.append((rows, Answers.of_checkpoints(alone)))
         return views
 
     @classmethod
-    def _table(
-        cls, network: Mapping[str, Any], space: WeightSpace | None, tokens: int | None
-    ) -> Tensor:
+    def _table(cls, batch: Batch, space: WeightSpace | None, tokens: int | None) -> Tensor:
         if cls.reads == STATISTICS:
-            return torch.from_numpy(tensor_statistics(network))
-        if FEATURES in network:
-            return signed_log(network[FEATURES])
+            return torch.from_numpy(tensor_statistics(batch))
+        if FEATURES in batch.computed:
+            return signed_log(batch.computed[FEATURES])
         if cls.any_size or space is None:
-            return signed_log(whole_invariants(network, _positions(network, tokens)))
-        return signed_log(invariant_features(network, space))
+            return signed_log(whole_invariants(batch, _positions(batch, tokens)))
+        return signed_log(invariant_features(batch, space))
 
     @classmethod
     def _own_batch(cls, batch: Any) -> Any:
@@ -339,21 +323,20 @@ class OwnModule(Pretrained):
             )
         return found
 
-    def _try(self, network: Mapping[str, Any]) -> None:
+    def _try(self, batch: Batch) -> None:
         """Refuse a module that answers a first batch wrongly, or changes it."""
         self.eval()
-        network = self.prepared(network)
-        before = {name: w.clone() for name, w in tensors_of(network).items()}
+        batch = self.prepared(batch)
+        before = batch.map(torch.clone)
         with torch.no_grad():
-            found = self.logits(network)
+            found = self.logits(batch)
         if not bool(found.isfinite().all()):
             raise RunError(
                 f"'{self.code.reference}' expected finite numbers for the first networks, found "
                 f"{float(found[~found.isfinite()][0])}"
             )
-        for name, w in tensors_of(network).items():
-            if not torch.equal(w, before[name]):
-                raise RunError(f"'{self.code.reference}' changes its input '{name}'")
+        if (name := batch.changed(before)) is not None:
+            raise RunError(f"'{self.code.reference}' changes its input '{name}'")
         if not any(p.requires_grad for p in self.parameters()) and not hasattr(self, "fit"):
             raise RunError(f"'{self.code.reference}' has no parameter to train, and no fit")
         self.train()
@@ -370,13 +353,9 @@ class OwnModule(Pretrained):
         return own_code(self.code.reference, f"in {method}", self.code.file)
 
 
-def _packed(tensors: Mapping[str, Tensor]) -> Tensor:
-    return torch.cat([w.flatten(1) for w in tensors.values()], 1)
-
-
-def _positions(network: Mapping[str, Any], tokens: int | None) -> Tensor:
-    like = network["classifier"]["W_1"]
-    return sinusoids(min(tokens or MAX_TOKENS, MAX_TOKENS), like.shape[1]).to(like)
+def _positions(batch: Batch, tokens: int | None) -> Tensor:
+    width = batch.layout.shapes["classifier.W_1"][0]
+    return sinusoids(min(tokens or MAX_TOKENS, MAX_TOKENS), width).to(batch.weights)
 
 
 class Answers:
@@ -397,22 +376,22 @@ class Answers:
         return out
 
     @staticmethod
-    def of_built(network: Mapping[str, Any], tokens: int | None) -> Answers:
+    def of_built(batch: Batch, tokens: int | None) -> Answers:
         """Networks of a built zoo."""
-        where, embedding = _positions(network, tokens), network.get("embedding")
-        width = where.shape[1] if embedding is None else embedding["W"].shape[1]
-        layout = {"input": (len(where), width), "answer": network["classifier"]["W_2"].shape[2:]}
+        where, shapes = _positions(batch, tokens), batch.layout.shapes
+        width = shapes["embedding.W"][0] if "embedding.W" in shapes else where.shape[1]
+        layout = {"input": (len(where), width), "answer": shapes["classifier.b_2"]}
         return Answers(
-            lambda inputs: probe_outputs(network, inputs, where).logits, NetworkLayout(layout)
+            lambda inputs: probe_outputs(batch, inputs, where).logits, NetworkLayout(layout)
         )
 
     @staticmethod
-    def of_checkpoints(network: Mapping[str, Any]) -> Answers:
+    def of_checkpoints(batch: Batch) -> Answers:
         """Checkpoints of one size; inputs of tokens are weights of each token of the vocabulary."""
-        form = ProbeFormat.of(network[DESCRIPTIONS][0])
+        form = ProbeFormat.of(batch.layout)
         answer = (form.shape[0], form.outputs) if form.language else (form.outputs,)
         layout = NetworkLayout({"input": form.shape, "answer": answer})
-        return Answers(lambda inputs: checkpoint_outputs(network, inputs), layout)
+        return Answers(lambda inputs: checkpoint_outputs(batch, inputs), layout)
 
 
 class OwnFitted(OwnModule):
@@ -420,22 +399,22 @@ class OwnFitted(OwnModule):
 
     def fit(
         self,
-        network: Mapping[str, Any],
+        batch: Batch,
         accuracy: Tensor,
-        validation: tuple[Mapping[str, Any], Tensor],
+        validation: tuple[Batch, Tensor],
         seed: int,
     ) -> Self:
         """Let the module train itself; then it has to answer."""
-        pairs = ((network, accuracy), validation)
+        pairs = ((batch, accuracy), validation)
         train, val = (
             (self._batches(self.prepared(each))[0][1], target.clone()) for each, target in pairs
         )
         with self.stepping(seed), self._running("fit"):
             self.module.fit(train, val)
-        super()._try(map_network(network, lambda w: w[:TRIAL]))
+        super()._try(batch[:TRIAL])
         return self
 
-    def _try(self, network: Mapping[str, Any]) -> None:
+    def _try(self, batch: Batch) -> None:
         """Nothing is known of its answers before it is fitted."""
 
 
@@ -447,7 +426,7 @@ def own_predictor(own: type, code: Code) -> type[OwnModule]:
     reads = getattr(own, "reads", None)
     if reads not in READS:
         raise RunError(f"{where}: 'reads' expected one of {', '.join(READS)}, found {reads!r}")
-    facts: dict[str, Any] = {"zoos": (BUILT, CHECKPOINTS), "title": code.name}
+    facts: dict[str, Any] = {"zoos": ZOOS, "title": code.name}
     kinds = {"zoos": tuple, "any_size": bool, "every_checkpoint": bool, "invariant": bool,
              "protocol": Mapping, "title": str, "place": int}  # fmt: skip
     for name, kind in kinds.items():
@@ -455,10 +434,9 @@ def own_predictor(own: type, code: Code) -> type[OwnModule]:
             if not isinstance(value := getattr(own, name), kind):
                 raise RunError(f"{where}: '{name}' expected {kind.__name__}, found {value!r}")
             facts[name] = value
-    if not {*facts["zoos"]} <= {BUILT, CHECKPOINTS}:
-        raise RunError(
-            f"{where}: 'zoos' expected some of {BUILT}, {CHECKPOINTS}, found {facts['zoos']!r}"
-        )
+    if not {*facts["zoos"]} <= {*ZOOS}:
+        found = facts["zoos"]
+        raise RunError(f"{where}: 'zoos' expected some of {', '.join(ZOOS)}, found {found!r}")
     if facts.get("any_size") and hasattr(own, "fit"):
         raise RunError(f"{where}: a class with a fit of its own trains on networks of one size")
     made = {**facts, "reads": reads, "own": own, "code": code, "__doc__": own.__doc__}

@@ -10,15 +10,21 @@ import numpy as np
 from torch import Tensor
 
 from transformer_nfn.errors import RunError
+from transformer_nfn.models.batch import Batch
 from transformer_nfn.models.own_code import Code
 from transformer_nfn.spaces import WeightSpace
 
-BUILT, CHECKPOINTS = "built", "checkpoints"
-"""Networks that `tnfn zoo build` trains, and checkpoints of any family."""
+BUILT, CHECKPOINTS, ARRAYS = ZOOS = "built", "checkpoints", "arrays"
+"""Networks that `tnfn zoo build` trains, checkpoints of any family, and arrays of one layout."""
 TENSORS, PACKED, STATISTICS, INVARIANTS, OUTPUTS = READS = (
     "tensors", "packed", "statistics", "invariants", "outputs",
 )  # fmt: skip
 """What a predictor can read of a network."""
+ZOO_TEXTS = {
+    BUILT: "networks that `tnfn zoo build` trains",
+    CHECKPOINTS: "checkpoints of any family",
+    ARRAYS: "arrays of one layout",
+}
 SIZE_TEXTS: Mapping[str, str] = {
     "blocks": "{} blocks",
     "patch": "{} pixels in a patch",
@@ -55,7 +61,7 @@ class LearningSet(Protocol):
         """Weight space of a block; None for checkpoints."""
 
     @property
-    def network(self) -> Any:
+    def network(self) -> Batch:
         """The networks as models read them."""
 
     @property
@@ -67,10 +73,6 @@ class LearningSet(Protocol):
         """Maximal input length."""
 
     def __len__(self) -> int: ...
-
-    @property
-    def sizes(self) -> dict[str, int | None]:
-        """Numbers in the embedding and the classifier of one network."""
 
     @property
     def runs(self) -> list[str]:
@@ -90,7 +92,7 @@ class Predictor:
     Attributes:
         code: where the class of a user comes from; None for those of this package.
         reads: what it is given of a network, one of `READS`.
-        zoos: whose networks it reads, `BUILT` and `CHECKPOINTS`.
+        zoos: whose networks it reads, some of `ZOOS`; arrays only by their tensors.
         any_size: whether it trains on networks of several sizes, and reads others.
         every_checkpoint: whether it also trains on the other checkpoints of the training runs.
         protocol: where its training deviates from the paper's: fields of a `Protocol`.
@@ -112,6 +114,11 @@ class Predictor:
     title: ClassVar[str] = ""
     place: ClassVar[int] = OTHERS
     variants: ClassVar[Mapping[str, Variant]] = {}
+
+    @classmethod
+    def reads_zoo(cls, zoo: str) -> bool:
+        """Whether it reads networks of a kind of zoo; of arrays there are tensors alone."""
+        return zoo in cls.zoos and (zoo != ARRAYS or cls.reads in (TENSORS, PACKED, STATISTICS))
 
     @property
     def any_task(self) -> bool:
@@ -146,7 +153,7 @@ class Predictor:
         """Move to a device; what computes in main memory alone stays there."""
         return self
 
-    def predict(self, network: Mapping[str, Any]) -> Tensor:
+    def predict(self, batch: Batch) -> Tensor:
         """Predicted accuracy of each network, ``[n]`` in float32; NaN where numbers overflow."""
         raise NotImplementedError
 
@@ -179,16 +186,14 @@ class Predictor:
                 return f"expected {text.format(expected)}, found {actual}"
         return None
 
-    def prepared(
-        self, network: Mapping[str, Any], positions: Tensor | None = None
-    ) -> Mapping[str, Any]:
+    def prepared(self, batch: Batch, positions: Tensor | None = None) -> Batch:
         """A batch with what every seed would have to compute of its networks.
 
         Args:
-            network: the batch.
+            batch: the batch.
             positions: of their tokens; None for those of the training networks.
         """
-        return network
+        return batch
 
 
 _REGISTRY: dict[str, list[type[Predictor]]] = {}
@@ -220,7 +225,7 @@ def names(zoo: str | None = None, **facts: Any) -> list[str]:
     for name, classes in _REGISTRY.items():
         for each in classes if ":" not in name else ():
             fits = all(getattr(each, key) == value for key, value in facts.items())
-            if fits and (zoo is None or zoo in each.zoos):
+            if fits and (zoo is None or each.reads_zoo(zoo)):
                 found[name] = each.place
     return sorted(found, key=lambda name: (found[name], name))
 
@@ -232,10 +237,11 @@ def find(name: str, zoo: str | None = None) -> type[Predictor]:
     if not classes:
         raise RunError(f"there is no model '{name}'; there are {', '.join(names())}")
     for each in classes:
-        if zoo is None or zoo in each.zoos:
+        if zoo is None or each.reads_zoo(zoo):
             return each
-    what = {BUILT: "networks of a built zoo", CHECKPOINTS: "checkpoints of any family"}
-    raise RunError(f"'{name}' does not read {what[zoo or BUILT]}: train {', '.join(names(zoo))}")
+    raise RunError(
+        f"'{name}' does not read {ZOO_TEXTS[zoo or BUILT]}: train {', '.join(names(zoo))}"
+    )
 
 
 def known_variants() -> dict[str, Variant]:

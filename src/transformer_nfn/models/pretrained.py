@@ -26,13 +26,13 @@ from transformer_nfn.io.hub import client
 from transformer_nfn.io.json_fields import read_object
 from transformer_nfn.io.location import HUB, Location
 from transformer_nfn.io.tensor_files import TensorInfo, read_tensors, write_tensors
-from transformer_nfn.models.network import in_batches, map_network
+from transformer_nfn.models.batch import Batch
 from transformer_nfn.models.predictor import LearningSet, Predictor
 from transformer_nfn.models.stored_state import check_state
 from transformer_nfn.spaces import WeightSpace
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-Inputs = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+Inputs = tuple[Sequence[Batch], Sequence[Batch]]
 """Training and validation networks of each size, as a module reads them in every step."""
 LARGEST_AXIS = 4096
 """Sizes up to this need no check: such a model fits anywhere."""
@@ -59,8 +59,9 @@ class Pretrained(nn.Module, Predictor):
     @classmethod
     def of(cls, data: LearningSet, **options: Any) -> Self:
         """A model for networks like these."""
-        blocks = len(data.network["blocks"])
-        return cls(data.block_space, blocks, **(data.sizes | options))
+        layout = data.network.layout
+        sizes = {part: layout.part(part) for part in ("embedding", "classifier")}
+        return cls(data.block_space, layout.depth, **(sizes | options))
 
     def networks_per_epoch(self, networks: Sequence[int], runs: Sequence[int]) -> list[int]:
         """Number of networks of each size in an epoch, given those there are, and their runs."""
@@ -88,7 +89,7 @@ class Pretrained(nn.Module, Predictor):
         """Context of a training step, by seed and number of the step."""
         return contextlib.nullcontext()
 
-    def finish(self, val: Sequence[LearningSet], inputs: Sequence[Mapping[str, Any]]) -> None:
+    def finish(self, val: Sequence[LearningSet], inputs: Sequence[Batch]) -> None:
         """Finish at the best epoch, by the validation networks of each size."""
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
@@ -103,15 +104,12 @@ class Pretrained(nn.Module, Predictor):
         return torch.optim.Adam(list(state.values()), **options)
 
     @torch.no_grad()
-    def predict(self, network: Mapping[str, Any]) -> Tensor:
+    def predict(self, batch: Batch) -> Tensor:
         """Predicted accuracy of each network, ``[n]`` in float32; NaN where numbers overflow."""
         self.eval()
         device = next(self.parameters()).device
 
-        def logits(part: Mapping[str, Any]) -> Tensor:
-            return self.logits(map_network(part, lambda w: w.to(device)))
-
-        found = in_batches(logits, network).cpu()
+        found = batch.in_chunks(lambda part: self.logits(part.to(device))).cpu()
         return self.to_accuracy(torch.where(found.isinf(), torch.nan, found)).clamp(0, 1)
 
     @property
@@ -119,7 +117,7 @@ class Pretrained(nn.Module, Predictor):
         """Number of trainable parameters."""
         return sum(int(p.numel()) for p in self.parameters())
 
-    def logits(self, network: Mapping[str, Any]) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         """The number that training compares with the accuracy, ``[batch]``."""
         raise NotImplementedError
 
@@ -127,9 +125,9 @@ class Pretrained(nn.Module, Predictor):
         """Accuracies that logits stand for: their Sigmoid, unless a model's loss differs."""
         return torch.sigmoid(logits)
 
-    def forward(self, network: Mapping[str, Any]) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
         """The predicted accuracy of each network, ``[batch]``."""
-        return self.to_accuracy(self.logits(network))
+        return self.to_accuracy(self.logits(batch))
 
     @property
     def config(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from transformer_nfn.errors import RunError, SpaceError
 from transformer_nfn.functional.zoo_network import normalised
-from transformer_nfn.models.network import in_chunks
+from transformer_nfn.models.batch import Batch
 from transformer_nfn.models.predictor import OUTPUTS, LearningSet, predictor
 from transformer_nfn.models.pretrained import Inputs, seeded
 from transformer_nfn.models.task_reader import TaskReader
@@ -240,10 +240,10 @@ class ProbeGen(ProbingReader):
         inner = [layer for n, m in pairwise(widths) for layer in (nn.Linear(n, m), nn.ReLU())]
         self.head = nn.Sequential(*inner, nn.Linear(widths[-1], 1))
 
-    def features(self, network: Mapping[str, Any]) -> Tensor:
+    def features(self, batch: Batch) -> Tensor:
         """Input of the MLP, ``[batch, F]``; F is the same for networks of any size."""
-        where = self._where(network)
-        return probe_outputs(network, self.generator(), where).logits.flatten(1)
+        where = self._where(batch)
+        return probe_outputs(batch, self.generator(), where).logits.flatten(1)
 
 
 @predictor("hidden_probe")
@@ -348,14 +348,14 @@ class HiddenProbe(ProbingReader):
     @classmethod
     def of(cls, data: LearningSet, **options: Any) -> Self:
         """A model for networks like these."""
-        width = data.network["classifier"]["W_1"].shape[1]
+        width = data.network.layout.shapes["classifier.W_1"][0]
         return super().of(data, **({"d_model": width} | options))
 
     @classmethod
     def of_all(cls, data: Sequence[LearningSet], **options: Any) -> Self:
         """A model for networks of several depths; probes behind the embedding have one width."""
         model = cls.of(data[0], **options)
-        widths = sorted({each.network["classifier"]["W_1"].shape[1] for each in data})
+        widths = sorted({each.network.layout.shapes["classifier.W_1"][0] for each in data})
         if len(widths) > 1 and model._config["stream"]:
             raise RunError(
                 "'hidden_probe' with probes behind the embedding expected networks of one width, "
@@ -369,15 +369,15 @@ class HiddenProbe(ProbingReader):
             return f"expected width {trained.d_model}, found {sizes.d_model}"
         return super().misfit(sizes, trained)
 
-    def features(self, network: Mapping[str, Any]) -> Tensor:
+    def features(self, batch: Batch) -> Tensor:
         """Input of the head, ``[batch, F]``; F is the same for networks of any size."""
         if torch.is_grad_enabled():
-            return self._summaries(network)
-        return torch.cat([self._summaries(part) for part in in_chunks(network, CHUNK)])
+            return self._summaries(batch)
+        return torch.cat([self._summaries(part) for part in batch.chunks(CHUNK)])
 
-    def _summaries(self, network: Mapping[str, Any]) -> Tensor:
+    def _summaries(self, batch: Batch) -> Tensor:
         """Summary token, mean and maximum of the others behind the transformer."""
-        logits, trajectories = self._responses(network)
+        logits, trajectories = self._responses(batch)
         last = self.join(torch.cat([self._encoded(x) for x in trajectories[-2:]], -1))
         tokens = [self._encoded(x) + self.types[0] for x in trajectories[:-2]]
         tokens += [last + self.types[1]]
@@ -386,15 +386,15 @@ class HiddenProbe(ProbingReader):
         x: Tensor = self.blocks(torch.cat([summary, *tokens], 1))
         return torch.cat([x[:, 0], x[:, 1:].mean(1), x[:, 1:].amax(1)], -1)
 
-    def _responses(self, network: Mapping[str, Any]) -> tuple[Tensor, list[Tensor]]:
+    def _responses(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Logits ``[n, probes, classes]``, and ``[n, responses, D]`` behind each block and the last
         LayerNorm."""
-        where = self._where(network)
+        where, tensors = self._where(batch), batch.views
+        inside = {name: w for name, w in tensors.items() if not name.startswith("embedding.")}
         seen: list[list[Tensor]] = []
         logits = []
         for kind, generator in self.generator.items():
-            inside = {k: v for k, v in network.items() if k != "embedding"}
-            read, at = (inside, where.new_zeros(1)) if kind == "stream" else (network, where)
+            read, at = (inside, where.new_zeros(1)) if kind == "stream" else (tensors, where)
             seen.append([])
             logits.append(observed_logits(read, generator(), at, seen[-1].append))
         behind = [

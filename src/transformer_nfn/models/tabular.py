@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any, Self
@@ -19,17 +18,15 @@ from torch import Tensor
 
 from transformer_nfn.io.files import read_regular, write_bytes
 from transformer_nfn.io.json_fields import Fields, read_object
-from transformer_nfn.models.checkpoint_batch import WEIGHTS, by_size
+from transformer_nfn.models.batch import Batch, rows_of
 from transformer_nfn.models.estimators import Estimator
 from transformer_nfn.models.invariants import FEATURES, invariant_features, space_of
 from transformer_nfn.models.learners import Learner, PredictorError, subclass
-from transformer_nfn.models.network import in_order, same_batch, tensors_of
 from transformer_nfn.models.predictor import (
-    BUILT,
-    CHECKPOINTS,
     INVARIANTS,
     PACKED,
     STATISTICS,
+    ZOOS,
     LearningSet,
     Predictor,
     predictor,
@@ -42,7 +39,7 @@ FORMAT = 1
 METADATA = "predictor.json"
 LARGEST_WIDTH = 1 << 30
 MOST_THREADS = 4096
-Validation = tuple[Mapping[str, object], Tensor]
+Validation = tuple[Batch, Tensor]
 
 
 PREFIX = "tabular:"
@@ -53,7 +50,7 @@ PREFIX = "tabular:"
 class Tabular(Predictor):
     """A predictor that turns networks into rows of numbers, and learns these.
 
-    >>> networks = {"classifier": {"b_1": torch.randn(20, 5)}}
+    >>> networks = Batch.of({"b_1": torch.randn(20, 5)})
     >>> Tabular("statistics", "LogitLinear").fit(networks, torch.rand(20)).width
     7
 
@@ -66,7 +63,7 @@ class Tabular(Predictor):
         options: of the learner, if it is a name.
     """
 
-    zoos = (BUILT, CHECKPOINTS)
+    zoos = ZOOS
     reads = PACKED
     width: int | None = None
 
@@ -125,24 +122,24 @@ class Tabular(Predictor):
         """Whether networks of other patches, tokens and classes have as many numbers."""
         return self.reads == INVARIANTS and self.whole
 
-    def table(self, network: Mapping[str, Any]) -> np.ndarray:
+    def table(self, batch: Batch) -> np.ndarray:
         """Networks as rows of numbers, ``[n, F]``."""
         if self.reads == PACKED:
-            return flattened(network)
+            return flattened(batch)
         if self.reads == STATISTICS:
-            return tensor_statistics(network)
-        if FEATURES in network:
-            rows = network[FEATURES]
+            return tensor_statistics(batch)
+        if FEATURES in batch.computed:
+            rows = batch.computed[FEATURES]
         elif self.whole:
-            rows = whole_invariants(network)
+            rows = whole_invariants(batch)
         else:
-            self.space = self.space or space_of(network)
-            rows = invariant_features(network, self.space)
+            self.space = self.space or space_of(batch)
+            rows = invariant_features(batch, self.space)
         return np.asarray(rows.cpu().double())
 
     def fit(
         self,
-        network: Mapping[str, object],
+        batch: Batch,
         accuracy: Tensor,
         validation: Validation | None = None,
         seed: int = 0,
@@ -150,13 +147,13 @@ class Tabular(Predictor):
         """Learn from networks and their accuracies.
 
         Args:
-            network: a `Network` of n networks.
+            batch: n networks.
             accuracy: ``[n]``, between 0 and 1.
             validation: networks and accuracies for early stopping; without them the predictor
                 takes all its rounds.
             seed: random seed.
         """
-        x, y = self._rows(network, accuracy, "training")
+        x, y = self._rows(batch, accuracy, "training")
         held = None if validation is None else self._rows(*validation, "validation")
         if held is not None and held[0].shape[1] != x.shape[1]:
             raise PredictorError(
@@ -167,11 +164,11 @@ class Tabular(Predictor):
         self.width = x.shape[1]
         return self
 
-    def predict(self, network: Mapping[str, object]) -> Tensor:
+    def predict(self, batch: Batch) -> Tensor:
         """The predicted accuracy of each network, ``[n]`` in float32; NaN where it overflows."""
         if self.width is None:
             raise PredictorError(f"{type(self).__name__} has to be fitted before it predicts")
-        x = self.table(network)
+        x = self.table(batch)
         if x.shape[1] != self.width:
             raise PredictorError(
                 f"{type(self).__name__} learned from networks of {self.width} numbers, "
@@ -232,10 +229,8 @@ class Tabular(Predictor):
         assert isinstance(predictor, cls)
         return predictor
 
-    def _rows(
-        self, network: Mapping[str, object], accuracy: Tensor, part: str
-    ) -> tuple[np.ndarray, np.ndarray]:
-        x = self.table(network)
+    def _rows(self, batch: Batch, accuracy: Tensor, part: str) -> tuple[np.ndarray, np.ndarray]:
+        x = self.table(batch)
         y = torch.as_tensor(accuracy).detach().cpu().double().numpy()
         if y.shape != (len(x),) or len(x) == 0:
             raise PredictorError(
@@ -246,39 +241,30 @@ class Tabular(Predictor):
         return x, y
 
 
-def tensor_statistics(network: Mapping[str, object]) -> np.ndarray:
+def tensor_statistics(batch: Batch) -> np.ndarray:
     """Seven statistics of every tensor, names in alphabetical order, ``[n, F]`` in float64.
 
-    >>> tensor_statistics({"classifier": {"b_1": torch.ones(2, 5)}}).shape
+    >>> tensor_statistics(Batch.of({"b_1": torch.ones(2, 5)})).shape
     (2, 7)
     """
-    named = only_size(network) if WEIGHTS in network else tensors_of(network)
-    weights = same_batch([named[name].detach().cpu().double().flatten(1) for name in sorted(named)])
+    named = batch.to("cpu").views
+    weights = [rows_of(named[name].detach().double()) for name in sorted(named)]
     out: np.ndarray = torch.cat([sorted_statistics(w) for w in weights], 1).numpy()
     return out
 
 
-def flattened(network: Mapping[str, Any]) -> np.ndarray:
-    """Embedding, blocks and classifier side by side, names in alphabetical order, ``[n, all]``.
+def flattened(batch: Batch) -> np.ndarray:
+    """All tensors of each network side by side, ``[n, all]`` in float32.
 
-    Of checkpoints all tensors, in the order of their names in the file.
+    Of networks of the zoo embedding, blocks and classifier, names in alphabetical order.
     """
-    if WEIGHTS in network:
-        tensors = [*only_size(network).values()]
-    else:
-        parts = (network.get("embedding"), *network.get("blocks", []), network.get("classifier"))
-        tensors = [w for part in parts if part is not None for w in in_order(part)]
-    return torch.cat([w.flatten(1).detach().cpu().float() for w in same_batch(tensors)], 1).numpy()
-
-
-def only_size(network: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Tensors ``[n, *axes]`` of a batch of checkpoints; several sizes are refused."""
-    groups = list(by_size(network))
-    if len(groups) != 1:
-        raise PredictorError(
-            f"a predictor on tensors reads networks of one size, found {len(groups)} sizes"
-        )
-    return groups[0][2]
+    views, names = batch.views, list(batch.layout.shapes)
+    order = {"embedding": 0, "blocks": 1, "classifier": 2}
+    parts = {name.split(".")[0] for name in names}
+    if batch.layout.depth and parts <= {*order}:
+        names.sort(key=lambda name: (order[name.split(".")[0]], name))
+    columns = [rows_of(views[name]) for name in names]
+    return torch.cat(columns, 1).detach().cpu().float().numpy()
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:

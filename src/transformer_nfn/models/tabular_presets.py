@@ -99,8 +99,10 @@ class InvariantMLP(Preset):
     """A small MLP on the signed logarithm of invariants, standardised on the training part.
 
     >>> import torch
+    >>> from transformer_nfn.models import Batch
     >>> from transformer_nfn.spaces import attention_block
-    >>> networks = {"blocks": [attention_block(4, 2, 2, 2, 3).randn(20)]}
+    >>> block = attention_block(4, 2, 2, 2, 3).randn(20)
+    >>> networks = Batch.of({f"blocks.0.{name}": w[:, 0] for name, w in block.items()})
     >>> InvariantMLP(epochs=2).fit(networks, torch.rand(20)).predict(networks).shape
     torch.Size([20])
     """
@@ -116,7 +118,8 @@ class StatisticsLinear(Preset):
     """Logit-linear model on mean, variance and quartiles of each tensor (Unterthiner et al., 2020).
 
     >>> import torch
-    >>> networks = {"classifier": {"b_1": torch.randn(20, 5)}}
+    >>> from transformer_nfn.models import Batch
+    >>> networks = Batch.of({"b_1": torch.randn(20, 5)})
     >>> StatisticsLinear().fit(networks, torch.rand(20)).num_parameters
     8
     """

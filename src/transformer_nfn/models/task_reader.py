@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional import sinusoids
-from transformer_nfn.models.network import paper_block
+from transformer_nfn.models.batch import Batch, paper_block
 from transformer_nfn.models.predictor import LearningSet
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.spaces import WeightSpace
@@ -46,32 +45,32 @@ class TaskReader(Pretrained):
     @classmethod
     def of(cls, data: LearningSet, **options: Any) -> Self:
         """A model for networks like these."""
-        embedding, last = data.network.get("embedding"), data.network["classifier"]
-        first = data.network["blocks"][0]["W_Q"]
+        shapes = data.network.layout.shapes
+        patches = shapes.get("embedding.W")
         sizes: dict[str, Any] = {
             "tokens": min(data.tokens or MAX_TOKENS, MAX_TOKENS),
-            "width": first.shape[3] if embedding is None else embedding["W"].shape[1],
-            "classes": last["W_2"].shape[-1],
-            "images": embedding is not None,
+            "width": shapes["classifier.W_1"][0] if patches is None else patches[0],
+            "classes": shapes["classifier.b_2"][0],
+            "images": patches is not None,
         }
         return cls(data.block_space, **(sizes | options))
 
-    def features(self, network: Mapping[str, Any]) -> Tensor:
+    def features(self, batch: Batch) -> Tensor:
         """Inputs of the head, ``[batch, F]``; F is the same for networks of any size."""
         raise NotImplementedError
 
-    def logits(self, network: Mapping[str, Any]) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""
-        out: Tensor = self.head(self.features(network))
+        out: Tensor = self.head(self.features(batch))
         return out.squeeze(-1)
 
-    def _where(self, network: Mapping[str, Any], given: Tensor | None = None) -> Tensor:
+    def _where(self, batch: Batch, given: Tensor | None = None) -> Tensor:
         """The fixed positions for networks of this width, made once on each device."""
-        like = network["classifier"]["W_1"]
+        like, (width, _) = batch.weights, batch.layout.shapes["classifier.W_1"]
         if given is not None:
             return given.to(like)
-        key = (like.shape[1], like.device)
+        key = (width, like.device)
         if key not in self._positions:
-            made = sinusoids(self._config["tokens"], like.shape[1])
+            made = sinusoids(self._config["tokens"], width)
             self._positions[key] = made.to(like.device, like.dtype)
         return self._positions[key].to(like.dtype)

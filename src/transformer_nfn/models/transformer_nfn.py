@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.known_tasks import BLOCKS
-from transformer_nfn.models.network import blocks_of, flat, paper_block, paper_sizes, same_batch
+from transformer_nfn.models.batch import Batch, paper_block, paper_layout
 from transformer_nfn.models.predictor import OTHERS, LearningSet, Variant, predictor
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough
@@ -82,8 +82,6 @@ class BlockEncoder(nn.Module):
             first = next(iter(weights.values()))
             if first.shape[1] != 1:
                 raise SpaceError(f"the model reads 1 channel, the weights have {first.shape[1]}")
-        if len({next(iter(w.values())).shape[0] for w in blocks}) > 1:
-            raise SpaceError("the blocks of a network must have one batch size")
 
     def _side_by_side(self, blocks: Sequence[Weights]) -> Weights:
         if len(blocks) == 1:
@@ -99,9 +97,8 @@ class BlockEncoder(nn.Module):
 class TransformerNFN(Pretrained):
     """Transformer-NFN: embedding MLP, encoder of the blocks, classifier MLP, one head, Sigmoid.
 
-    Reads a `Network`: a dict with ``blocks`` (a list of weight dicts, each tensor
-    ``[batch, 1, *axes]``), ``classifier`` and ``embedding`` (tensors ``[batch, …]``). Only the
-    components that the model has are read.
+    Reads the tensors of a `Batch` below ``blocks.0.`` and on, ``classifier.`` and ``embedding.``,
+    as far as the model has the component.
 
     >>> sum(p.numel() for p in TransformerNFN.paper("ag_news").parameters())
     1804741
@@ -184,13 +181,14 @@ class TransformerNFN(Pretrained):
     def of(cls, data: LearningSet, **options: Any) -> Self:
         """A model for networks like these; ``components`` names the parts that are read."""
         components = options.pop("components", None)
-        sizes: dict[str, Any] = data.sizes
+        layout = data.network.layout
+        sizes: dict[str, Any] = {part: layout.part(part) for part in ("embedding", "classifier")}
         assert data.block_space is not None
         if components is not None:
             sizes = {part: n if part in components else None for part, n in sizes.items()}
         return cls(
             data.block_space,
-            len(data.network["blocks"]),
+            layout.depth,
             options.pop("channels", [10]),
             encoder=components is None or "encoder" in components,
             **sizes,
@@ -217,8 +215,8 @@ class TransformerNFN(Pretrained):
                 task has.
             options: anything the constructor takes, e.g. ``pool="mean", init="unit"``.
         """
-        sizes = paper_sizes(task)
-        chosen = [c for c in COMPONENTS if c != "embedding" or sizes.embedding is not None]
+        layout = paper_layout(task)
+        chosen = [c for c in COMPONENTS if c == "encoder" or layout.part(c) is not None]
         if components is not None:
             for name in components:
                 if name not in chosen:
@@ -228,27 +226,27 @@ class TransformerNFN(Pretrained):
             paper_block(),
             BLOCKS,
             channels,
-            embedding=sizes.embedding if "embedding" in chosen else None,
-            classifier=sum(sizes.classifier) if "classifier" in chosen else None,
+            embedding=layout.part("embedding") if "embedding" in chosen else None,
+            classifier=layout.part("classifier") if "classifier" in chosen else None,
             encoder="encoder" in chosen,
             **{"pool": "sum", "init": "xavier", **options},
         )
 
-    def logits(self, network: Mapping[str, object]) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""
         parts = []
         if self.encoders:
-            blocks = blocks_of(network, self._config["blocks"])
+            blocks = batch.blocks(self._config["blocks"])
             size = len(blocks) // len(self.encoders)
             vectors: list[Tensor] = []
             for i, encode in enumerate(self.encoders):
                 vectors += encode(blocks[i * size : (i + 1) * size])
             parts.append(self.neck(torch.cat(vectors, -1)))
         if self.classifier is not None:
-            parts.append(self.classifier(flat(network, "classifier", _width(self.classifier))))
+            parts.append(self.classifier(batch.flat("classifier", _width(self.classifier))))
         if self.embedding is not None:
-            parts.append(self.embedding(flat(network, "embedding", _width(self.embedding))))
-        out: Tensor = self.head(torch.cat(same_batch(parts), -1))
+            parts.append(self.embedding(batch.flat("embedding", _width(self.embedding))))
+        out: Tensor = self.head(torch.cat(parts, -1))
         return out.squeeze(-1)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,84 +19,58 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional import small_transformer
 from transformer_nfn.native_code import CompiledSizes, load_for
 
 MOST_KEPT = 1 << 29
 """Bytes of activations kept for the backward pass; beyond them it computes the forward again."""
 
 
-@dataclass(frozen=True)
-class PackedSizes:
-    """Sizes of a batch of networks.
-
-    Attributes:
-        compiled: constants of the C code.
-        patch: numbers in a token before the embedding; 0 where there is none.
-        classes: number of logits.
-    """
-
-    compiled: CompiledSizes
-    patch: int
-    classes: int
-
-    @staticmethod
-    def of(network: Mapping[str, Any]) -> PackedSizes:
-        """Sizes from a few tensors; `shapes` states what all tensors must be."""
-        first = network["blocks"][0]
-        heads, width = first["W_Q"].shape[2:4]
-        classes = network["classifier"]["W_2"].shape[-1]
-        neurons = first["W_A"].shape[-1]
-        patch = network["embedding"]["W"].shape[1] if "embedding" in network else 0
-        compiled = CompiledSizes(width, heads, neurons, len(network["blocks"]), classes)
-        return PackedSizes(compiled, patch, classes)
-
-    def shapes(self, n: int) -> dict[str, tuple[int, ...]]:
-        """The tensors of n networks in the order of the rows, and their shapes."""
-        c = self.compiled
-        D, h, F, d = c.width, c.heads, c.neurons, c.width // c.heads
-        out: dict[str, tuple[int, ...]] = {}
-        if self.patch:
-            out |= {"embedding.W": (n, self.patch, D), "embedding.b": (n, D)}
-        for i in range(c.blocks):
-            block = {letter: (n, 1, h, D, d) for letter in ("W_Q", "W_K", "W_V")} | {
-                "W_O": (n, 1, h, d, D),
-                "W_A": (n, 1, D, F),
-                "b_A": (n, 1, F),
-                "W_B": (n, 1, F, D),
-                "b_B": (n, 1, D),
-            }
-            out |= {f"blocks.{i}.{name}": shape for name, shape in block.items()}
-        return out | {
-            "classifier.W_1": (n, D, D),
-            "classifier.b_1": (n, D),
-            "classifier.W_2": (n, D, self.classes),
-            "classifier.b_2": (n, self.classes),
-        }
+Shapes = Mapping[str, tuple[int, ...]]
 
 
-def why_not_packed(network: Mapping[str, Any]) -> str:
+def compiled_sizes(shapes: Shapes) -> CompiledSizes:
+    """Constants of the C code for networks of these shapes, as a few of them state."""
+    heads, width, _ = shapes["blocks.0.W_Q"]
+    blocks = sum(name.endswith(".W_Q") for name in shapes)
+    neurons, (classes,) = shapes["blocks.0.W_A"][1], shapes["classifier.b_2"]
+    return CompiledSizes(width, heads, neurons, blocks, classes)
+
+
+def _patch(shapes: Shapes) -> int:
+    """Numbers in a token before the embedding; 0 where there is none."""
+    return shapes["embedding.W"][0] if "embedding.W" in shapes else 0
+
+
+@functools.lru_cache(maxsize=64)
+def _expected(sizes: CompiledSizes, patch: int) -> Shapes:
+    """Shapes of all tensors of a network of these sizes."""
+    more = sizes.width, sizes.heads, sizes.neurons, sizes.blocks
+    return small_transformer(1, sizes.classes, patch, *more).space.shapes
+
+
+def why_not_packed(tensors: Mapping[str, Tensor]) -> str:
     """Why the C code cannot read these networks; empty if it can.
 
     Args:
-        network: a `models.Network`; parts the C code does not read are ignored.
+        tensors: ``[n, *axes]`` by name; those the C code does not read are ignored.
     """
+    shapes = {name: tuple(w.shape[1:]) for name, w in tensors.items()}
     try:
-        sizes = PackedSizes.of(network)
-        named = _named(network)
-        n = len(named["classifier.W_1"])
-        odd = [name for name, shape in sizes.shapes(n).items() if named[name].shape != shape]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        sizes = compiled_sizes(shapes)
+        expected = _expected(sizes, _patch(shapes))
+        odd = [name for name, shape in expected.items() if shapes[name] != shape]
+    except (KeyError, IndexError, ValueError, ZeroDivisionError, SpaceError) as error:
         return f"the native pass reads networks of the zoo ({error!r})"
     if odd:
-        found, expected = tuple(named[odd[0]].shape), sizes.shapes(n)[odd[0]]
-        return f"the native pass expects '{odd[0]}' to be {expected}, found {found}"
-    width, neurons = sizes.compiled.width, sizes.compiled.neurons
-    if width % 4 or neurons % 4:
+        found = shapes[odd[0]]
+        return f"the native pass expects '{odd[0]}' to be {expected[odd[0]]}, found {found}"
+    if sizes.width % 4 or sizes.neurons % 4:
         return (
-            f"the native pass is for widths that are multiples of 4, not {width} and "
-            f"{neurons} neurons"
+            f"the native pass is for widths that are multiples of 4, not {sizes.width} and "
+            f"{sizes.neurons} neurons"
         )
-    return next((problem for w in named.values() if (problem := _why_not_tensor(w))), "")
+    return next((problem for w in tensors.values() if (problem := _why_not_tensor(w))), "")
 
 
 def _why_not_tensor(w: Tensor) -> str:
@@ -109,26 +83,23 @@ def _why_not_tensor(w: Tensor) -> str:
     return ""
 
 
-def pack(network: Mapping[str, Any]) -> Tensor:
-    """Networks that `why_not_packed` accepts as rows ``[n, weights]``."""
-    named, parts = _named(network), []
-    sizes = PackedSizes.of(network)
-    for name in sizes.shapes(1):
+def fused(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Rows ``[n, weights]`` of networks as the C code reads them.
+
+    Queries, keys and values of all heads are one matrix; the bias of a matrix follows it.
+    """
+    parts = []
+    shapes = {name: tuple(w.shape[1:]) for name, w in tensors.items()}
+    for name in _expected(compiled_sizes(shapes), _patch(shapes)):
         if name.endswith("W_Q"):
             stem = name.removesuffix("Q")
-            qkv = torch.stack([named[stem + letter][:, 0] for letter in "QKV"], 1)
+            qkv = torch.stack([tensors[stem + letter] for letter in "QKV"], 1)
             parts.append(qkv.permute(0, 3, 1, 2, 4).flatten(1))
-        elif not name.endswith(("W_K", "W_V")):
-            parts.append(named[name].flatten(1))
+        elif name.endswith("W_B"):  # behind the bias of its inputs
+            parts += [tensors[name[:-3] + "b_A"].flatten(1), tensors[name].flatten(1)]
+        elif not name.endswith(("W_K", "W_V", "b_A")):
+            parts.append(tensors[name].flatten(1))
     return torch.cat(parts, 1).detach()
-
-
-def _named(network: Mapping[str, Any]) -> dict[str, Tensor]:
-    named = {f"blocks.{i}.{k}": w for i, block in enumerate(network["blocks"])
-             for k, w in block.items()}
-    for part in ("embedding", "classifier"):
-        named |= {f"{part}.{k}": w for k, w in network.get(part, {}).items()}
-    return named
 
 
 class _Workspace(threading.local):
@@ -157,22 +128,21 @@ class _Workspace(threading.local):
 _workspace = _Workspace()
 
 
-def why_not(network: Mapping[str, Any]) -> str:
-    """Why `probe_outputs` does not support these networks; empty if it does.
+def why_not(tensors: Mapping[str, Tensor]) -> str:
+    """Why `probe_outputs` does not support these networks; empty if it does."""
+    if problem := why_not_packed(tensors):
+        return problem
+    shapes = {name: tuple(w.shape[1:]) for name, w in tensors.items()}
+    return library(compiled_sizes(shapes))[1]
 
-    Args:
-        network: a `models.Network`.
-    """
-    return why_not_packed(network) or library(PackedSizes.of(network).compiled)[1]
 
-
-def fits(network: Mapping[str, Any]) -> bool:
+def fits(tensors: Mapping[str, Tensor]) -> bool:
     """Whether `probe_outputs` supports these networks."""
-    return not why_not(network)
+    return not why_not(tensors)
 
 
 def probe_outputs(
-    network: Mapping[str, Any], probes: Tensor, positions: Tensor
+    tensors: Mapping[str, Tensor], probes: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Logits ``[n, P, classes]`` of networks on probes, and token similarity ``[n, P, blocks]``.
 
@@ -181,21 +151,22 @@ def probe_outputs(
     respect to the probes; similarity is not. The bits do not depend on the number of threads.
 
     Args:
-        network: a `models.Network` that `fits`.
+        tensors: of networks that `fits` accepts, ``[n, *axes]`` by name.
         probes: ``[P, tokens, patch]``, or word vectors ``[P, tokens, D]`` where the networks
             have no embedding; float32 on the CPU.
         positions: ``[≥ tokens, D]``.
     """
-    if problem := why_not(network):
+    if problem := why_not(tensors):
         raise SpaceError(problem)
-    sizes = PackedSizes.of(network)
-    _check("probes", probes, (None, None, sizes.patch or sizes.compiled.width))
-    _check("positions", positions, (None, sizes.compiled.width))
+    shapes = {name: tuple(w.shape[1:]) for name, w in tensors.items()}
+    sizes, patch = compiled_sizes(shapes), _patch(shapes)
+    _check("probes", probes, (None, None, patch or sizes.width))
+    _check("positions", positions, (None, sizes.width))
     tokens = probes.shape[1]
     if not 0 < tokens <= len(positions):
         raise SpaceError(f"probes of 1 to {len(positions)} tokens expected, found {tokens}")
     keep = torch.is_grad_enabled() and probes.requires_grad
-    rest = pack(network), positions[:tokens], sizes, keep
+    rest = fused(tensors), positions[:tokens], sizes, keep
     logits, similarity = _ProbeOutputs.apply(probes, *rest)  # type: ignore[no-untyped-call]
     return logits, similarity
 
@@ -207,18 +178,18 @@ class _ProbeOutputs(torch.autograd.Function):
         probes: Tensor,
         weights: Tensor,
         positions: Tensor,
-        sizes: PackedSizes,
+        sizes: CompiledSizes,
         keep: bool,
     ) -> tuple[Tensor, Tensor]:
         probes, positions = probes.detach().contiguous(), positions.detach().contiguous()
-        size = len(weights) * _library(sizes.compiled).tnfn_kept(*probes.shape[:2])
+        size = len(weights) * _library(sizes).tnfn_kept(*probes.shape[:2])
         fits_in = keep and 4 * size <= MOST_KEPT
         kept, ctx.owner = _workspace.take(size) if fits_in else (None, object())
         ctx.save_for_backward(probes, weights, positions)
         ctx.sizes = sizes
         pairs = len(weights), len(probes)
         logits = torch.empty(*pairs, sizes.classes)
-        similarity = torch.empty(*pairs, sizes.compiled.blocks)
+        similarity = torch.empty(*pairs, sizes.blocks)
         _run(sizes, weights, probes, positions, logits, similarity, None, None, kept)
         ctx.mark_non_differentiable(similarity)
         return logits, similarity
@@ -229,17 +200,19 @@ class _ProbeOutputs(torch.autograd.Function):
         ctx: Any, dlogits: Tensor, _: Tensor | None
     ) -> tuple[Tensor, None, None, None, None]:
         probes, weights, positions = ctx.saved_tensors
-        lib = _library(ctx.sizes.compiled)
+        lib = _library(ctx.sizes)
         parts = torch.zeros(lib.tnfn_slices(), *probes.shape)
         kept = _workspace.of(ctx.owner)
         _run(ctx.sizes, weights, probes, positions, None, None, dlogits.contiguous(), parts, kept)
         return parts.sum(0), None, None, None, None
 
 
-def _run(sizes: PackedSizes, weights: Tensor, probes: Tensor, *rest: Tensor | None) -> None:
-    count, tokens, _ = probes.shape
-    failed = _library(sizes.compiled).tnfn_probe(
-        len(weights), count, tokens, sizes.patch, sizes.classes,
+def _run(sizes: CompiledSizes, weights: Tensor, probes: Tensor, *rest: Tensor | None) -> None:
+    count, tokens, width = probes.shape
+    rows = [math.prod(shape) for shape in _expected(sizes, 0).values()]
+    patch = 0 if weights.shape[1] == sum(rows) else width
+    failed = _library(sizes).tnfn_probe(
+        len(weights), count, tokens, patch, sizes.classes,
         *(t if t is None else t.data_ptr() for t in (weights, probes, *rest)),
         torch.get_num_threads(),
     )  # fmt: skip

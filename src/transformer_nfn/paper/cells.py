@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from transformer_nfn.models import map_network
 from transformer_nfn.models.own_module import declared
-from transformer_nfn.models.predictor import Predictor, find
+from transformer_nfn.models.predictor import CHECKPOINTS, Predictor, find
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.prediction.data import (
     Dataset,
@@ -38,7 +37,7 @@ from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
 from transformer_nfn.prediction.training import Execution
 from transformer_nfn.processes import worker_pool
 from transformer_nfn.ray_cluster import one_core_task, ray_cluster, task_result
-from transformer_nfn.zoo import ModelZoo, open_zoo
+from transformer_nfn.zoo import Zoo
 
 NOT_ENOUGH = "not enough networks"
 RETRIES = 2
@@ -103,7 +102,7 @@ def cell_networks(
     path: Path, selection: Selection, bound: float | None, model: str, device: str
 ) -> Parts | SizeGroups:
     """The networks of a cell, on the device."""
-    parts = load_networks(open_zoo(path), selection, model)
+    parts = load_networks(Zoo.open(path), selection, model)
     if bound is not None and isinstance(parts, Parts):
         parts = augmented(parts, bound)
     return parts.to(device)
@@ -129,7 +128,7 @@ def fill_cell(
         report: progress callback.
     """
     declared(cell.model)  # in a process of its own nobody has imported a user's class
-    zoo = open_zoo(zoo_path)
+    zoo = Zoo.open(zoo_path)
     about, chosen = describe_zoo(zoo), cell.networks
     protocol = Protocol.of(cell.model, cell.epochs, zoo=about)
     folder = out / "cells" / cell.folder
@@ -138,7 +137,7 @@ def fill_cell(
     untrained = RunRecord(cell.model, about, selection, protocol.to_json(), table=table)
     try:
         # What built networks are read for does not depend on the predictor: all share them.
-        reader = cell.model if isinstance(zoo, ModelZoo) else ""
+        reader = cell.model if zoo.kind == CHECKPOINTS else ""
         parts = read(zoo_path, chosen, cell.bound, reader, device)
     except RunError as error:
         if not str(error).startswith(NOT_ENOUGH):
@@ -267,8 +266,8 @@ def disguised(data: Dataset, bound: float, seed: int) -> Dataset:
     """
     assert data.block_space is not None
     generator = torch.Generator().manual_seed(seed)
-    blocks = []
-    for block in data.network["blocks"]:
+    moved: dict[str, torch.Tensor] = {}
+    for i, block in enumerate(data.network.blocks()):
         element = data.block_space.group.random(
             generator,
             batch=len(data),
@@ -276,8 +275,8 @@ def disguised(data: Dataset, bound: float, seed: int) -> Dataset:
             max_condition=MAX_CONDITION,
             device=data.accuracy.device,
         )
-        blocks.append(element.act(block))
-    return replace(data, network={**data.network, "blocks": blocks})
+        moved |= {f"blocks.{i}.{name}": w[:, 0] for name, w in element.act(block).items()}
+    return replace(data, network=data.network.with_weights(moved))
 
 
 def augmented(parts: Parts, bound: float) -> Parts:
@@ -307,7 +306,7 @@ def agreement(predictors: Sequence[Predictor], test: Dataset, bound: float) -> d
     test = test.to("cpu")
     half = len(test) // 2
     plain, moved = (test.take(torch.arange(half) + start) for start in (0, half))
-    wide = replace(plain, network=map_network(plain.network, lambda w: w.double()))
+    wide = replace(plain, network=plain.network.to(torch.float64))
     wide_moved = disguised(wide, bound, TEST_PART)
     exact = [copy.deepcopy(p).double() for p in predictors if isinstance(p, Pretrained)]
     return {

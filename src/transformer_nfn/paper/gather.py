@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.models.predictor import model_name, model_place
+from transformer_nfn.models.predictor import BUILT, model_name, model_place
 from transformer_nfn.paper.numbers import (
     LEARNING_CURVE,
     MIXED,
@@ -85,8 +85,8 @@ class Run:
 
     @property
     def own(self) -> bool:
-        """Whether the networks are checkpoints of any family."""
-        return "families" in self.record.zoo
+        """Whether the networks were brought by a user."""
+        return self.record.kind != BUILT
 
     @property
     def percent(self) -> Any:

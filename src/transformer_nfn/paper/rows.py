@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.known_tasks import seeds_text, task_title
+from transformer_nfn.models.predictor import BUILT
 from transformer_nfn.paper.numbers import (
     ALL_KINDS,
     LEFT_OUT,
@@ -59,7 +60,7 @@ def _rows(record: RunRecord) -> list[dict[str, Any]]:
         "table": topic, "row": row, "column": column, "model": record.model,
         "options": json.dumps(record.protocol.get("options", {}), sort_keys=True),
         **{f"zoo_{name}": record.zoo.get(name) for name in ZOO},
-        "zoo_families": len(record.zoo.get("families", ())) or None,
+        "zoo_kind": None if record.kind == BUILT else record.kind,
         "target": (record.target or {}).get("column", "test_accuracy"),
         **{name: record.selection.get(name) for name in SELECTED},
         "epochs": record.protocol.get("epochs"), "parameters": record.num_parameters,
@@ -177,12 +178,12 @@ def zoo_label(row: Row) -> str:
 def zoo_seeds(row: Row) -> str | None:
     """The kind of seeds of a zoo; None where it has none, and for a user's checkpoints."""
     kind = row.get("zoo_seeds")
-    return None if kind is None or row.get("zoo_families") else str(kind)
+    return None if kind is None or row.get("zoo_kind") else str(kind)
 
 
 def zoo_size(row: Row) -> int | None:
     """Number of trained networks of the zoo; in built zoos checkpoints of a run count once."""
-    for key in ("zoo_networks",) if row.get("zoo_families") else ("zoo_runs", "zoo_networks"):
+    for key in ("zoo_networks",) if row.get("zoo_kind") else ("zoo_runs", "zoo_networks"):
         if isinstance(row.get(key), int):
             return int(row[key])
     return None

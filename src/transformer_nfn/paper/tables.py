@@ -39,7 +39,7 @@ from transformer_nfn.paper.transfer import other_zoos, transferred
 from transformer_nfn.prediction.data import PERCENT, Selection, count_training
 from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord, find_runs
 from transformer_nfn.prediction.target import Target, target_columns, target_values
-from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo, open_zoo
+from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.store import check_outside_zoos
 
 PAPER_MODELS = ("xgboost", "lightgbm", "random_forest", "mlp", "statnn", "transformer_nfn")
@@ -84,13 +84,13 @@ def zoo_cells(
     table = table_named(name)
     if table is TRANSFER and not (zoo_path / "zoo.json").is_file():
         return []
-    zoo = open_zoo(zoo_path)
-    if (table is MIXED) is not isinstance(zoo, MixedZoo):
+    zoo = Zoo.open(zoo_path)
+    if (table is MIXED) is not zoo.mixed:
         kinds = "a mixed zoo", "networks of one size"
         expected, found = kinds if table is MIXED else kinds[::-1]
         raise RunError(f"{name} is about {expected}, '{zoo.path}' holds {found}")
-    if isinstance(zoo, MixedZoo):
-        weights = {n: each.sizes.num_weights for n, each in zoo.zoos.items()}
+    if zoo.mixed:
+        weights = {n: each.sizes.num_weights for n, each in zoo.parts.items()}
         topic, model = MIXED.topic, "whole_network"
         cells = [
             Cell(topic, ALL_KINDS, WHOLE, model),
@@ -100,10 +100,10 @@ def zoo_cells(
             cell = Cell(topic, kind, LEFT_OUT, model)
             cells.append(cell.with_selection(leave_out=(kind,)))
     else:
-        if isinstance(zoo, ModelZoo):
+        if zoo.named:
             if table not in (LEARNING_CURVE, TARGETS):
                 raise RunError(
-                    f"'{zoo.path}' holds checkpoints of any family: {LEARNING_CURVE.name} and "
+                    f"'{zoo.path}' holds networks of a user: {LEARNING_CURVE.name} and "
                     f"{TARGETS.name} are the tables for them"
                 )
             selection["percent"] = None
@@ -131,7 +131,7 @@ def zoo_cells(
     ]
 
 
-def _learnable(zoo: Zoo | ModelZoo, selection: Selection) -> list[str]:
+def _learnable(zoo: Zoo, selection: Selection) -> list[str]:
     """Columns of a zoo that say how its networks were trained, and what came of it."""
     found = []
     for column in target_columns(zoo):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import torch
 
-from transformer_nfn.models import Network
 from transformer_nfn.models.predictor import Predictor, known_variants
 from transformer_nfn.models.task_reader import MAX_TOKENS
 from transformer_nfn.paper.numbers import HOME, TRANSFER
@@ -142,4 +140,4 @@ def readable(predictor: Predictor, data: Dataset, sizes: NetworkSizes) -> Datase
         return data
     with torch.no_grad():
         read = predictor.prepared(data.network, sizes.positions()[:MAX_TOKENS])
-    return replace(data, network=cast("Network", read))
+    return replace(data, network=read)

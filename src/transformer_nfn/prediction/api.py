@@ -11,7 +11,13 @@ from typing import Any
 from transformer_nfn.errors import RunError
 from transformer_nfn.models import Tabular
 from transformer_nfn.models.own_module import declared
-from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, find, known_variants, variant_of
+from transformer_nfn.models.predictor import (
+    CHECKPOINTS,
+    ZOO_TEXTS,
+    find,
+    known_variants,
+    variant_of,
+)
 from transformer_nfn.prediction.data import (
     PERCENT,
     DamagedNetworks,
@@ -28,7 +34,7 @@ from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.prediction.target import ACCURACY_COLUMN
 from transformer_nfn.prediction.training import SAVE_SECONDS, Execution, Report
-from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo, open_zoo
+from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import parse_damages
 
 SEEDS = 5
@@ -61,7 +67,7 @@ class RunFolder:
 
 
 def train(
-    zoo: Path | str | Zoo | MixedZoo | ModelZoo,
+    zoo: Path | str | Zoo,
     predictor: str | type | Tabular = "whole_network",
     *,
     out: Path | str | None = None,
@@ -108,21 +114,20 @@ def train(
         report: progress callback.
     """
     model = declared(predictor)
-    opened = open_zoo(zoo) if isinstance(zoo, str | Path) else zoo
-    own = isinstance(opened, ModelZoo)
-    if own and (damaged is not None or leave_out or min_accuracy):
+    opened = Zoo.open(zoo) if isinstance(zoo, str | Path) else zoo
+    if opened.named and (damaged is not None or leave_out or min_accuracy):
         raise RunError(
-            f"'{opened.path}' holds checkpoints of any family: train on it without --damaged, "
+            f"'{opened.path}' holds {ZOO_TEXTS[opened.kind]}: train on it without --damaged, "
             "--leave-out and --min-accuracy"
         )
-    cls = find(model, CHECKPOINTS if own else BUILT)
-    check_networks(model, mixed=isinstance(opened, MixedZoo), damaged=damaged is not None)
+    cls = find(model, opened.kind)
+    check_networks(model, mixed=opened.mixed, damaged=damaged is not None)
     if hold_out is not None and damaged is None:
         raise RunError("--hold-out chooses among damaged networks: name --damaged DIR")
     about = describe_zoo(opened)
     protocol = Protocol.of(model, epochs, batch, lr, zoo=about)
     selection = Selection(
-        None if own else percent,
+        None if opened.named else percent,
         min_accuracy,
         split_seed,
         target=target,
@@ -144,7 +149,7 @@ def train(
 
 
 def _train(
-    zoo: Zoo | MixedZoo | ModelZoo,
+    zoo: Zoo,
     about: Mapping[str, Any],
     experiment: Experiment,
     selection: Selection,
@@ -157,8 +162,8 @@ def _train(
 ) -> RunRecord:
     """Load the networks and what is needed for a guard, and train on them."""
     networks = load_networks(zoo, selection, experiment.model, execution.report)
-    copies: DamagedNetworks | ModelZoo | None = zoo if isinstance(zoo, ModelZoo) else None
-    if damaged is not None and isinstance(zoo, Zoo) and isinstance(networks, Parts):
+    copies: DamagedNetworks | Zoo | None = zoo if zoo.kind == CHECKPOINTS else None
+    if damaged is not None and isinstance(networks, Parts):
         ignored = None if hold_out is None else parse_damages(hold_out)
         copies = load_damaged(Zoo.open(damaged), zoo, networks, ignored)
     networks = networks.to(device)

@@ -13,22 +13,25 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.io.files import file_sha256
-from transformer_nfn.models import Network, map_network, network_of, tensors_of
-from transformer_nfn.prediction.own_networks import read_checkpoints
+from transformer_nfn.models import Batch
+from transformer_nfn.models.invariants import FEATURES
+from transformer_nfn.models.predictor import ARRAYS, BUILT, CHECKPOINTS
+from transformer_nfn.prediction.checkpoint_reader import read_checkpoints
 from transformer_nfn.prediction.runs import CONFIGURATION, RunError
 from transformer_nfn.prediction.target import (
     ACCURACY,
     ACCURACY_COLUMN,
     CHECKPOINT_COLUMNS,
     Target,
+    known_targets,
     target_values,
 )
 from transformer_nfn.spaces import WeightSpace
-from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo
+from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import Damage, damages
 from transformer_nfn.zoo.store.folder import INDEX
 from transformer_nfn.zoo.store.index import split_rows
-from transformer_nfn.zoo.store.model_zoo import RUN
+from transformer_nfn.zoo.store.zoo import RUN
 
 FRACTIONS = (0.7, 0.15, 0.15)
 """Of the training, validation and test part."""
@@ -52,7 +55,7 @@ class Dataset:
     Attributes:
         block_space: the weight space of one block; None for networks of any family, of which only
             invariants are known.
-        network: the weights as models read them; ``[n, …]`` each.
+        network: the networks as models read them.
         accuracy: test accuracy of each network, ``[n]``, float32 between 0 and 1; or another
             target, as `Target.encode` gives it.
         columns: run id, row of the zoo, hyperparameters; ``target``, the values of the target, if
@@ -62,7 +65,7 @@ class Dataset:
     """
 
     block_space: WeightSpace | None
-    network: Network
+    network: Batch
     accuracy: Tensor
     columns: Mapping[str, np.ndarray]
     tokens: int | None = None
@@ -77,6 +80,13 @@ class Dataset:
         if "target" in self.columns:
             return self.columns["target"]
         return np.asarray(self.accuracy.cpu().double().numpy())
+
+    @property
+    def kind(self) -> str:
+        """Kind of zoo that the networks are of, one of `models.predictor.ZOOS`."""
+        if self.block_space is not None:
+            return BUILT
+        return CHECKPOINTS if FEATURES in self.network.computed else ARRAYS
 
     @property
     def skills(self) -> tuple[Tensor, Tensor]:
@@ -117,7 +127,7 @@ class Dataset:
         at = where.cpu().numpy()
         return replace(
             self,
-            network=map_network(self.network, lambda w: w[where]),
+            network=self.network[where],
             accuracy=self.accuracy[where],
             columns={name: column[at] for name, column in self.columns.items()},
         )
@@ -126,29 +136,16 @@ class Dataset:
         """Move to a device."""
         return replace(
             self,
-            network=map_network(self.network, lambda w: w.to(device)),
+            network=self.network.to(device),
             accuracy=self.accuracy.to(device),
         )
-
-    @property
-    def sizes(self) -> dict[str, int | None]:
-        """Numbers in the embedding (None for text) and the classifier of one network."""
-        return {part: _size(self.network.get(part)) for part in ("embedding", "classifier")}
-
-
-def _size(part: Any) -> int | None:
-    if part is None:
-        return None
-    tensors = part.values() if isinstance(part, Mapping) else [part]
-    return sum(w[0].numel() for w in tensors) or None
 
 
 def joined(first: Dataset, second: Dataset) -> Dataset:
     """Concatenate two data sets of networks of one size."""
-    rest = iter(tensors_of(second.network).values())
     return replace(
         first,
-        network=map_network(first.network, lambda w: torch.cat([w, next(rest)])),
+        network=Batch.join([first.network, second.network]),
         accuracy=torch.cat([first.accuracy, second.accuracy]),
         columns={
             name: np.concatenate([column, second.columns[name]])
@@ -166,12 +163,14 @@ class Parts:
         train, val, test: the parts of the experiment.
         more: additional training networks for predictors that use them: other checkpoints of the
             training runs, and runs outside the selection.
+        missing: number of networks that were left out, as their target is missing.
     """
 
     train: Dataset
     val: Dataset
     test: Dataset
     more: Dataset | None = None
+    missing: int = 0
 
     @property
     def counts(self) -> dict[str, int]:
@@ -186,7 +185,7 @@ class Parts:
     def each(self, change: Callable[[Dataset], Dataset]) -> Parts:
         """Apply a function to the networks of every part."""
         more = None if self.more is None else change(self.more)
-        return Parts(change(self.train), change(self.val), change(self.test), more)
+        return Parts(change(self.train), change(self.val), change(self.test), more, self.missing)
 
     def to(self, device: torch.device | str) -> Parts:
         """Move to a device."""
@@ -250,6 +249,8 @@ class SizeGroups:
         """Counts for the record of a run; of a mixed zoo also by size."""
         sizes = {"train": self.train, "val": self.val, "test": self.test}
         totals = {part: sum(map(len, sets)) for part, sets in sizes.items()}
+        missing = sum(parts.missing for parts in self.parts.values())
+        totals |= {"missing": missing} if missing else {}
         if not self.mixed:
             return totals
         return {**totals, "kinds": self.counts, "left_out": list(self.left_out)}
@@ -303,9 +304,14 @@ class Selection:
         if self.target in CHECKPOINT_COLUMNS:
             object.__setattr__(self, "percent", None)
 
-    def rows(self, zoo: Zoo | ModelZoo) -> np.ndarray:
-        """Rows of the zoo with this checkpoint and accuracy; all checkpoints of any family."""
-        if isinstance(zoo, ModelZoo):
+    def rows(self, zoo: Zoo) -> np.ndarray:
+        """Rows of the zoo with this checkpoint and accuracy that have the target."""
+        rows = self.chosen(zoo)
+        return np.asarray(rows[known_targets(zoo, self.target, rows)])
+
+    def chosen(self, zoo: Zoo) -> np.ndarray:
+        """Rows of the zoo with this checkpoint and accuracy; all networks of a user."""
+        if zoo.named:
             return np.arange(len(zoo))
         # A network of unknown accuracy may have another target.
         least = self.min_accuracy if self.target == ACCURACY_COLUMN else self.min_accuracy or None
@@ -315,7 +321,7 @@ class Selection:
             raise RunError(f"the zoo has no checkpoints at {self.percent} %, only at {available}")
         return rows
 
-    def parts(self, zoo: Zoo | ModelZoo, rows: np.ndarray) -> list[np.ndarray]:
+    def parts(self, zoo: Zoo, rows: np.ndarray) -> list[np.ndarray]:
         """Rows of the training, validation and test part."""
         labels = zoo.runs[rows]
         if self.split == "checkpoint":
@@ -340,7 +346,7 @@ class Selection:
 
 
 def load_rows(
-    zoo: Zoo | ModelZoo,
+    zoo: Zoo,
     rows: np.ndarray,
     target: Target = ACCURACY,
     model: str = "",
@@ -358,13 +364,15 @@ def load_rows(
         report: called after every checkpoint.
     """
     columns = {"run": zoo.runs[rows], "row": np.asarray(rows, dtype=np.int64)}
-    if isinstance(zoo, Zoo):
-        weights = finite_weights(zoo.weights(rows), [f"{zoo.path}#{row}" for row in rows])
-        network: Any = network_of(weights)
-        recipe = {name: zoo.table[name] for name in ("seed", *CONFIGURATION)}
-        space, tokens = zoo.block_space, zoo.sizes.tokens
+    sizes = zoo.known_sizes
+    space, tokens = (None, None) if sizes is None else (sizes.block_space, sizes.tokens)
+    if zoo.layout is not None:
+        network = check_finite(zoo.batch(rows), [f"{zoo.path}#{row}" for row in rows])
     else:
-        network, space, tokens = read_checkpoints(zoo, rows, model, text, report), None, None
+        network = read_checkpoints(zoo, rows, model, text, report)
+    if not zoo.named:
+        recipe = {name: zoo.table[name] for name in ("seed", *CONFIGURATION)}
+    else:
         # Those named as in a built zoo are written beside the predictions, for the report.
         recipe = {
             name if name in CONFIGURATION else RECIPE_COLUMN + name: column
@@ -382,18 +390,19 @@ def load_rows(
     return Dataset(space, network, encoded, columns, tokens, target)
 
 
-def finite_weights(weights: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-    """Tensors ``[n, …]`` of named networks in float32; reject values that are not finite there."""
-    single = {tensor: w.float() for tensor, w in weights.items()}
-    for tensor, w in single.items():
-        bad = ~w.isfinite().flatten(1).all(1)
-        if bool(bad.any()):
-            name = names[int(bad.nonzero()[0])]
-            raise RunError(f"'{name}': '{tensor}' holds values that are not finite in float32")
-    return single
+def check_finite(networks: Batch, names: Sequence[str]) -> Batch:
+    """Named networks in float32; reject values that are not finite there."""
+    networks = networks.to(torch.float32)
+    bad = ~networks.weights.isfinite().all(1)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        views = networks[row : row + 1].views
+        tensor = next(name for name, w in views.items() if not bool(w.isfinite().all()))
+        raise RunError(f"'{names[row]}': '{tensor}' holds values that are not finite in float32")
+    return networks
 
 
-def count_training(zoo: Zoo | ModelZoo, selection: Selection) -> int:
+def count_training(zoo: Zoo, selection: Selection) -> int:
     """Number of training networks of `load_parts`, without loading any."""
     return len(selection.parts(zoo, selection.rows(zoo))[0])
 
@@ -410,7 +419,7 @@ def nested_subset(rows: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 
 def load_parts(
-    zoo: Zoo | ModelZoo,
+    zoo: Zoo,
     selection: Selection | None = None,
     target: Target | None = None,
     model: str = "",
@@ -429,16 +438,22 @@ def load_parts(
         report: likewise.
     """
     selection = selection or Selection()
-    rows = selection.rows(zoo)
+    chosen = selection.chosen(zoo)
+    rows = chosen[known_targets(zoo, selection.target, chosen)]
+    missing = len(chosen) - len(rows)
+    if missing and report is not None:
+        report({"note": f"{missing} networks without '{selection.target}' are left out"})
     if len(rows) < MIN_NETWORKS:
         least = selection.min_accuracy
         which = f"have accuracy at least {least:g}" if least else "are selected"
+        which += f" with a '{selection.target}'" if missing else ""
         raise RunError(f"not enough networks: {len(rows)} {which}, {MIN_NETWORKS} are needed")
     target = target or Target.of(selection.target, target_values(zoo, selection.target, rows))
     train, val, test = selection.parts(zoo, rows)
-    if isinstance(zoo, ModelZoo):
-        data = load_rows(zoo, rows, target, model, report=report)  # its rows are all rows
-        return check_parts(Parts(*(data.take(part) for part in (train, val, test))))
+    if zoo.named:
+        data = load_rows(zoo, rows, target, model, report=report)
+        taken = [data.take(np.searchsorted(rows, part)) for part in (train, val, test)]
+        return check_parts(Parts(taken[0], taken[1], taken[2], missing=missing))
     more = None
     if selection.all_checkpoints:
         every = zoo.select(percent=None)
@@ -449,7 +464,7 @@ def load_parts(
         rows = np.asarray(every[free & ~np.isin(every, train)])
         more = load_rows(zoo, rows, target) if len(rows) else None
     held = [_held_out(zoo, part, train, target) for part in (val, test)]
-    return check_parts(Parts(load_rows(zoo, train, target), held[0], held[1], more))
+    return check_parts(Parts(load_rows(zoo, train, target), held[0], held[1], more, missing))
 
 
 def _held_out(zoo: Zoo, rows: np.ndarray, train: np.ndarray, target: Target) -> Dataset:
@@ -487,45 +502,47 @@ def check_parts(parts: Parts) -> Parts:
 
 
 def load_networks(
-    zoo: Zoo | MixedZoo | ModelZoo,
+    zoo: Zoo,
     selection: Selection | None = None,
     model: str = "",
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> Parts | SizeGroups:
     """`load_parts` of a zoo, or of every size of a mixed zoo that is not left out."""
     selection = selection or Selection()
-    if not isinstance(zoo, MixedZoo):
+    if not zoo.mixed:
         if selection.leave_out:
             raise RunError(f"'{zoo.path}' has networks of one size: there is none to leave out")
         return load_parts(zoo, selection, None, model, report)
-    names = [*selection.leave_out, *(name for name in zoo.zoos if name not in selection.leave_out)]
-    rows = {name: selection.rows(zoo[name]) for name in names}
+    if unknown := [name for name in selection.leave_out if name not in zoo.parts]:
+        raise RunError(
+            f"'{zoo.path}' has no networks of the kind '{unknown[0]}': it has "
+            f"{', '.join(zoo.parts) or 'none yet'}"
+        )
+    names = [*selection.leave_out, *(name for name in zoo.parts if name not in selection.leave_out)]
+    rows = {name: selection.rows(zoo.parts[name]) for name in names}
     column = selection.target
-    values = [target_values(zoo[name], column, at) for name, at in rows.items()]
-    target = Target.of(column, np.concatenate(values))
+    values = [target_values(zoo.parts[name], column, at) for name, at in rows.items()]
+    every = np.concatenate(values)  # none are refused size by size
+    target = Target.of(column, every) if len(every) else Target(column)
     none = np.array([], dtype=int)
-    left_out = {n: _held_out(zoo[n], rows[n], none, target) for n in selection.leave_out}
+    left_out = {n: _held_out(zoo.parts[n], rows[n], none, target) for n in selection.leave_out}
     names = [name for name in names if name not in left_out]
     if not names:
         raise RunError(f"'{zoo.path}' has no size left to train on: {len(left_out)} are left out")
     parts = {}
     for name in names:
         try:
-            parts[name] = load_parts(zoo[name], selection, target)
+            parts[name] = load_parts(zoo.parts[name], selection, target)
         except RunError as error:
             raise RunError(f"{name}: {error}") from error
     return SizeGroups(parts, left_out)
 
 
-def zoos_in(zoo: Zoo | MixedZoo | ModelZoo) -> Mapping[str, Zoo | ModelZoo]:
-    """The zoo of each size; a zoo that is not mixed is `UNNAMED`."""
-    return zoo.zoos if isinstance(zoo, MixedZoo) else {UNNAMED: zoo}
-
-
-def describe_zoo(zoo: Zoo | MixedZoo | ModelZoo) -> dict[str, Any]:
+def describe_zoo(zoo: Zoo) -> dict[str, Any]:
     """Description of a zoo for the record of a run."""
-    zoos = zoos_in(zoo)
-    sizes = {name: each.sizes.to_json() for name, each in zoos.items() if each.sizes is not None}
+    zoos, layout = zoo.parts, zoo.layout
+    known = {name: part.known_sizes for name, part in zoos.items()}
+    sizes = {name: each.to_json() for name, each in known.items() if each is not None}
     indices = [each.path / INDEX for each in zoos.values()]
     digests = [file_sha256(path) for path in indices if path.is_file()]
     return {
@@ -535,10 +552,10 @@ def describe_zoo(zoo: Zoo | MixedZoo | ModelZoo) -> dict[str, Any]:
         "networks": len(zoo),
         "runs": sum(len(np.unique(each.runs)) for each in zoos.values()),
         "seeds": zoo.seeds,
-        **({"families": dict(Counter(zoo.table["family"].tolist()))}
-           if isinstance(zoo, ModelZoo) else
-           {"architectures": sizes} if isinstance(zoo, MixedZoo) else
-           {"architecture": sizes[UNNAMED]}),
+        **({"architectures": sizes} if zoo.mixed else
+           {"architecture": sizes[UNNAMED]} if sizes else
+           {"families": dict(Counter(zoo.table["family"].tolist()))} if layout is None else
+           {"layout": {name: list(shape) for name, shape in layout.shapes.items()}}),
     }  # fmt: skip
 
 

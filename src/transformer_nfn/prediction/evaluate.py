@@ -11,13 +11,20 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.io.location import Location
-from transformer_nfn.prediction.data import PERCENT, Dataset, Selection, load_rows, zoos_in
+from transformer_nfn.models.predictor import CHECKPOINTS, ZOO_TEXTS
+from transformer_nfn.prediction.data import PERCENT, Dataset, Selection, load_rows
 from transformer_nfn.prediction.metrics import class_scores, scores, worth_in_examples
-from transformer_nfn.prediction.predict import BATCH, Report, TrainedRun, check_readable
+from transformer_nfn.prediction.predict import (
+    BATCH,
+    Report,
+    TrainedRun,
+    check_layout,
+    check_readable,
+)
 from transformer_nfn.prediction.predictors import class_folders
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.prediction.training_set import Standing, TrainingDigests
-from transformer_nfn.zoo import MixedZoo, ModelZoo, NetworkSizes, Zoo, open_zoo
+from transformer_nfn.zoo import NetworkSizes, Zoo
 
 MIN_NETWORKS = 2
 
@@ -112,8 +119,8 @@ def evaluate(
     trained = TrainedRun.open(run, device, trust=trust, model=model)
     folders = class_folders(run, trained.target)
     digests = TrainingDigests.load(folders[0] if folders else run)
-    opened = open_zoo(zoo_path)
-    zoos = zoos_in(opened)
+    opened = Zoo.open(zoo_path)
+    zoos = opened.parts
     for name, zoo in zoos.items():
         _check_readable(trained, zoo, name or str(zoo_path))
     selection = Selection(percent, min_accuracy, target=trained.target.column)
@@ -128,19 +135,20 @@ def evaluate(
             some = rows[name][start : start + batch]
             data = load_rows(zoo, some, trained.target, trained.model, text).to(device)
             standing = digests.standings(data, zoo.task)
-            parts.setdefault(name, []).append(_evaluate(trained, data, zoo.sizes, standing, zoo))
+            found = _evaluate(trained, data, zoo.known_sizes, standing, zoo)
+            parts.setdefault(name, []).append(found)
             done += len(some)
             if report is not None:
                 report(done, total)
     evaluated = {name: Evaluated.joined(each) for name, each in parts.items()}
-    warnings = {name: trained.sizes.warning(zoos[name].sizes) for name in evaluated}
+    warnings = {name: trained.sizes.warning(zoos[name].known_sizes) for name in evaluated}
     figures = {
         "target": trained.target.column,
         "zoo_seeds": opened.seeds,
         **Evaluated.joined(list(evaluated.values())).figures(),
         "warning": _size_warning(warnings),
     }
-    if isinstance(opened, MixedZoo):
+    if opened.mixed:
         figures["kinds"] = {
             name: {**part.figures(), "warning": warnings[name]}
             for name, part in evaluated.items()
@@ -149,15 +157,17 @@ def evaluate(
     return figures
 
 
-def _check_readable(run: TrainedRun, zoo: Zoo | ModelZoo, where: str) -> None:
+def _check_readable(run: TrainedRun, zoo: Zoo, where: str) -> None:
     """Refuse a zoo whose networks a run does not read."""
-    if isinstance(zoo, ModelZoo) is not bool(run.families):
-        kinds = "checkpoints of any family", "networks that `tnfn zoo build` trains"
-        expected, found = kinds if run.families else kinds[::-1]
-        raise RunError(f"'{zoo.path}' holds {found}: the predictor reads {expected}")
-    if isinstance(zoo, Zoo):
+    if (kind := zoo.kind) != run.kind:
+        raise RunError(
+            f"'{zoo.path}' holds {ZOO_TEXTS[kind]}: the predictor reads {ZOO_TEXTS[run.kind]}"
+        )
+    if zoo.known_sizes is not None:
         check_readable(where, zoo.sizes, run.sizes.first, run.predictors)
-    elif other := sorted({*zoo.table["family"].tolist()} - {*run.families}):
+    elif run.layout is not None and zoo.layout is not None:
+        check_layout(str(zoo.path), zoo.layout.shapes, run.layout)
+    elif kind == CHECKPOINTS and (other := sorted({*zoo.families} - {*run.families})):
         raise RunError(
             f"'{zoo.path}' holds {other[0]} checkpoints: the predictor was trained on "
             f"{', '.join(run.families)}"
@@ -169,7 +179,7 @@ def _evaluate(
     data: Dataset,
     sizes: NetworkSizes | None,
     standing: list[Standing],
-    zoo: Zoo | ModelZoo,
+    zoo: Zoo,
 ) -> Evaluated:
     found = run.assess(data, sizes, [f"{zoo.path}#{row}" for row in data.columns["row"]])
     if found.probabilities is None:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_nfn.io.files import made_folder
-from transformer_nfn.models import tensors_of
-from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, Predictor, find, names
+from transformer_nfn.models.predictor import Predictor, find, names
 from transformer_nfn.models.whole_network.search import search_steps
 from transformer_nfn.prediction.data import DamagedNetworks, Dataset, Parts, Selection, SizeGroups
 from transformer_nfn.prediction.guard.fit import fit_guard_beside
@@ -54,7 +53,7 @@ from transformer_nfn.prediction.target import ACCURACY
 from transformer_nfn.prediction.training import STATE_FILE, Execution, train_seeds
 from transformer_nfn.prediction.training_set import TrainingDigests, TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import TrainedSizes, measure_widening
-from transformer_nfn.zoo import ModelZoo, NetworkSizes
+from transformer_nfn.zoo import NetworkSizes, Zoo
 from transformer_nfn.zoo.store import check_outside_zoos
 
 
@@ -87,7 +86,7 @@ def train_run(
     experiment: Experiment,
     out: Path,
     *,
-    damaged: DamagedNetworks | ModelZoo | None = None,
+    damaged: DamagedNetworks | Zoo | None = None,
     measure: Callable[[list[Predictor]], Mapping[str, Any]] | None = None,
     execution: Execution | None = None,
 ) -> RunRecord:
@@ -172,7 +171,7 @@ def training_identity(
     for data in datasets:
         if data is None:
             continue
-        tensors = tensors_of(data.network) | {"accuracy": data.accuracy}
+        tensors = data.network.named | {"accuracy": data.accuracy}
         for name in sorted(tensors):
             w = tensors[name]
             digest.update(f"{name} {w.dtype} {list(w.shape)}".encode())
@@ -208,7 +207,7 @@ def _fit(experiment: Experiment, groups: SizeGroups, execution: Execution) -> _F
 
 
 def _class_of(experiment: Experiment, groups: SizeGroups) -> type[Predictor]:
-    return find(experiment.model, CHECKPOINTS if groups.train[0].block_space is None else BUILT)
+    return find(experiment.model, groups.train[0].kind)
 
 
 def _fit_neural(experiment: Experiment, groups: SizeGroups, execution: Execution) -> _Fitted:
@@ -247,7 +246,7 @@ def _write_run(
     experiment: Experiment,
     fitted: _Fitted,
     execution: Execution,
-    damaged: DamagedNetworks | ModelZoo | None,
+    damaged: DamagedNetworks | Zoo | None,
     measure: Callable[[list[Predictor]], Mapping[str, Any]] | None,
 ) -> RunRecord:
     assert experiment.protocol is not None
@@ -276,7 +275,7 @@ def _write_run(
         shift = {"shift": measure_shift(distance, ready.train).to_json()}
         TrainingDigests.of(groups, str(zoo["task"])).save(out)
     guarded: dict[str, Any] = {}
-    if isinstance(damaged, ModelZoo):
+    if damaged is not None and not isinstance(damaged, DamagedNetworks):
         own_guard = fit_own_guard(damaged, groups.train[0], radius, execution.report)
         if own_guard is not None:
             own_guard.save(out)

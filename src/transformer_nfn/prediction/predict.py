@@ -14,15 +14,16 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.families import OpenOptions
 from transformer_nfn.io.location import Location
-from transformer_nfn.models import network_of, tensors_of
-from transformer_nfn.models.predictor import Predictor
+from transformer_nfn.models import Batch, RowLayout
+from transformer_nfn.models.batch import rows_of
+from transformer_nfn.models.predictor import ARRAYS, BUILT, ZOO_TEXTS, Predictor
 from transformer_nfn.networks import Network, resolve_networks, zoo_rows
 from transformer_nfn.notebook import bound
-from transformer_nfn.prediction.data import Dataset, finite_weights
+from transformer_nfn.prediction.checkpoint_reader import open_checkpoint, read_named
+from transformer_nfn.prediction.data import Dataset, check_finite
 from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.guard.own import OwnGuard, invariants_of
 from transformer_nfn.prediction.metrics import LEVEL
-from transformer_nfn.prediction.own_networks import OwnNetwork, open_own, read_own, stacked
 from transformer_nfn.prediction.predictors import (
     class_folders,
     class_probabilities,
@@ -35,8 +36,9 @@ from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.prediction.target import ACCURACY_COLUMN, Target
 from transformer_nfn.prediction.training_set import TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import TrainedSizes
-from transformer_nfn.zoo import ModelZoo, NetworkSizes, Zoo
+from transformer_nfn.zoo import NetworkSizes, Zoo
 from transformer_nfn.zoo.network_files import check_blocks, check_positions
+from transformer_nfn.zoo.store.arrays import array_layout
 
 BATCH = 512
 """Networks in memory at once: a zoo may have tens of thousands."""
@@ -128,16 +130,14 @@ class LoadedNetwork:
 
     Attributes:
         sizes: of the network; None for one of any family.
-        weights: under the names of ``sizes.space``, each ``[*axes]`` in float32.
+        network: as the predictors read it, a batch of one.
         left_out: tensors of the file that were not read.
-        checkpoint: what is read of a network of any family.
         mapping: see `Prediction`.
     """
 
     sizes: NetworkSizes | None
-    weights: dict[str, Tensor]
+    network: Batch
     left_out: tuple[str, ...] = ()
-    checkpoint: OwnNetwork | None = None
     mapping: Mapping[str, str] | None = None
 
     @property
@@ -191,6 +191,8 @@ class TrainedRun:
         own_guard: the same for checkpoints of any family.
         shift: interval widths for recipes outside the training set.
         families: of the training networks, if these were checkpoints of any family.
+        layout: names and shapes of their tensors, if they were arrays.
+        kind: of the zoo of the training networks, one of `models.predictor.ZOOS`.
         model: name of the predictors.
     """
 
@@ -202,6 +204,8 @@ class TrainedRun:
     shift: RecipeShift
     device: str = "cpu"
     families: tuple[str, ...] = ()
+    layout: RowLayout | None = None
+    kind: str = BUILT
     model: str = ""
 
     @staticmethod
@@ -225,6 +229,8 @@ class TrainedRun:
             RecipeShift(**record.summary["shift"]),
             device,
             tuple(record.zoo.get("families", ())),
+            array_layout(record.zoo["layout"]) if record.kind == ARRAYS else None,
+            record.kind,
             record.model,
         )
 
@@ -242,12 +248,13 @@ class TrainedRun:
         """The guard, if it was fitted to networks of these sizes."""
         return self.guard if sizes is not None and sizes == self.sizes.first else None
 
-    def assess(
-        self, data: Dataset, sizes: NetworkSizes | None, names: Sequence[str]
-    ) -> Assessed:
+    def assess(self, data: Dataset, sizes: NetworkSizes | None, names: Sequence[str]) -> Assessed:
         """Predict networks of one size; reject one whose numbers overflow, by its name."""
-        for tensor, w in tensors_of({} if self.families else data.network).items():
-            large = w.abs().flatten(1).amax(1) > LARGEST_WEIGHT
+        if self.layout is not None:  # an array may hold the same tensors in another order
+            rows = self.layout.pack(data.network.views)
+            data = replace(data, network=Batch.of_rows(rows, self.layout))
+        for tensor, w in ({} if self.families else data.network.views).items():
+            large = rows_of(w.abs()).amax(1) > LARGEST_WEIGHT
             if bool(large.any()):
                 raise RunError(
                     f"'{names[int(large.nonzero()[0])]}': '{tensor}' holds values beyond "
@@ -312,31 +319,33 @@ class TrainedRun:
             options: how to open checkpoints whose files do not state all.
         """
         if self.families:
-            return [self._load_own(network, options) for network in networks]
+            return [self._load_checkpoint(network, options) for network in networks]
         if options:
             raise RunError(
-                f"{options} is for checkpoints of a known family: the run was trained on networks "
-                "of a built zoo"
+                f"{options} is for checkpoints of a known family: the run was trained on "
+                f"{ZOO_TEXTS[self.kind]}"
             )
+        if self.layout is not None:
+            return [load_array(network, self.layout) for network in networks]
         trained, loaded = self.sizes.first, []
         for zoo, group in groupby(networks, key=lambda network: network.zoo):
-            if zoo is None:
+            if zoo is None or zoo.named:
                 loaded += [load_network(network, trained, self.predictors) for network in group]
             else:
                 loaded += load_rows_of(zoo, list(group), trained, self.predictors)
         return loaded
 
-    def _load_own(self, network: Network, options: OpenOptions | None) -> LoadedNetwork:
+    def _load_checkpoint(self, network: Network, options: OpenOptions | None) -> LoadedNetwork:
         predictor = self.predictors[0]
-        with open_own(network, self.families, options) as model:
-            found = read_own(model, network.name, predictor)
+        with open_checkpoint(network, self.families, options) as model:
+            found = read_named(model, network.name, predictor)
             family = model.binding.family
-            own = not (network.models or family.model_types or family.architectures)
+            own = not (network.zoo or family.model_types or family.architectures)
             mapping = model.mapping() if own else None
-            return LoadedNetwork(None, {}, checkpoint=found, mapping=mapping)
+            return LoadedNetwork(None, found, mapping=mapping)
 
 
-Networks = str | Path | Zoo | ModelZoo | Iterable[str | Path]
+Networks = str | Path | Zoo | Iterable[str | Path]
 Report = Callable[[int, int], None]
 """Called with the number of networks that are done, and of all."""
 
@@ -367,7 +376,7 @@ def predict(
     """
     folder = Location.of(run).folder("predictor")
     trained = TrainedRun.open(folder, device, trust=trust, model=model)
-    if isinstance(networks, Zoo | ModelZoo):
+    if isinstance(networks, Zoo):
         resolved = zoo_rows(networks)
     else:
         resolved = resolve_networks([networks] if isinstance(networks, str | Path) else networks)
@@ -449,13 +458,10 @@ def _joined(sentences: Sequence[str | None]) -> str | None:
 def as_dataset(sizes: NetworkSizes | None, networks: Sequence[LoadedNetwork]) -> Dataset:
     """Stack networks of one size, or of any family, as a data set without accuracies."""
     accuracy, columns = torch.zeros(len(networks)), {"row": np.arange(len(networks))}
+    batch = Batch.join([each.network for each in networks])
     if sizes is None:
-        batch: Any = stacked([each.checkpoint for each in networks if each.checkpoint is not None])
         return Dataset(None, batch, accuracy, columns)
-    weights = [each.weights for each in networks]
-    names = sizes.space.tensors
-    tensors = {name: torch.stack([w[name] for w in weights]).float() for name in names}
-    return Dataset(sizes.block_space, network_of(tensors), accuracy, columns, sizes.tokens)
+    return Dataset(sizes.block_space, batch, accuracy, columns, sizes.tokens)
 
 
 def check_readable(
@@ -481,10 +487,34 @@ def load_rows_of(
     """`load_network` of rows of one zoo, read together."""
     sizes = replace(zoo.sizes, tokens=trained.tokens)
     check_readable(networks[0].name, sizes, trained, predictors)
-    stored = zoo.weights([network.row for network in networks])
-    weights = finite_weights(stored, [network.name for network in networks])
-    rows = ({name: w[i] for name, w in weights.items()} for i in range(len(networks)))
-    return [LoadedNetwork(sizes, row, ()) for row in rows]
+    stored = zoo.batch([network.row for network in networks])
+    batch = check_finite(stored, [network.name for network in networks])
+    return [LoadedNetwork(sizes, one) for one in batch.chunks(1)]
+
+
+def check_layout(where: str, shapes: Mapping[str, Sequence[int]], layout: RowLayout) -> None:
+    """Refuse tensors that are not those of the training networks, by name and shape."""
+    for name, shape in layout.shapes.items():
+        found = None if name not in shapes else list(shapes[name])
+        if found != list(shape):
+            raise RunError(
+                f"'{where}': tensor '{name}' expected {list(shape)} as in the training networks, "
+                f"found {'none' if found is None else found}"
+            )
+    if other := [name for name in shapes if name not in layout.shapes]:
+        raise RunError(f"'{where}' holds a tensor '{other[0]}', which the training networks lack")
+
+
+def load_array(network: Network, layout: RowLayout) -> LoadedNetwork:
+    """Load a row of a zoo of arrays, or a file with tensors of the same names and shapes."""
+    if network.zoo is not None and network.zoo.layout is not None:
+        check_layout(network.name, network.zoo.layout.shapes, layout)
+        batch = network.zoo.batch([network.row])
+    else:
+        with network.open_file() as opened:
+            check_layout(network.name, {name: opened.info(name).shape for name in opened}, layout)
+            batch = Batch.of({name: opened[name][None].float() for name in layout.shapes})
+    return LoadedNetwork(None, check_finite(batch, [network.name]))
 
 
 def load_network(
@@ -508,7 +538,6 @@ def load_network(
             )
         check_readable(where, sizes, trained, predictors)
         check_blocks(where, unread, sizes)
-        one = {name: tensor.unsqueeze(0) for name, tensor in opened.read().items()}
+        one = {name: tensor.unsqueeze(0).float() for name, tensor in opened.read().items()}
         check_positions(where, opened.tensors, sizes)
-    weights = {name: tensor[0] for name, tensor in finite_weights(one, [where]).items()}
-    return LoadedNetwork(sizes, weights, tuple(unread))
+    return LoadedNetwork(sizes, check_finite(Batch.of(one), [where]), tuple(unread))

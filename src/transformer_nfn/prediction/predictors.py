@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transformer_nfn.models.own_code import Code
 from transformer_nfn.models.own_module import reopened
-from transformer_nfn.models.predictor import BUILT, CHECKPOINTS, Predictor, find
+from transformer_nfn.models.predictor import Predictor, find
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
 from transformer_nfn.prediction.target import Target
@@ -24,8 +24,7 @@ SMALLEST_SHARE = 1e-6
 
 def prepared(predictor: Predictor, data: Dataset) -> Dataset:
     """Networks with what every seed would have to compute of them."""
-    network: Any = predictor.prepared(data.network)
-    return replace(data, network=network)
+    return replace(data, network=predictor.prepared(data.network))
 
 
 def predictor_builder(
@@ -33,7 +32,7 @@ def predictor_builder(
 ) -> Callable[[], Any]:
     """A function that builds a fresh predictor of a name, for networks like these."""
     each = [data] if isinstance(data, Dataset) else data
-    cls = find(name, CHECKPOINTS if each[0].block_space is None else BUILT)
+    cls = find(name, each[0].kind)
 
     def build() -> Any:
         try:
@@ -64,7 +63,7 @@ def load_predictors(
     elif model is not None:
         raise RunError(f"'{run}' was trained with {name}: --model is for classes of users")
     try:
-        cls = find(name, CHECKPOINTS if "families" in record.zoo else BUILT)
+        cls = find(name, record.kind)
     except RunError as error:
         raise RunError(f"'{run / RUN_FILE}': {error}") from error
     folders = [run / f"seed-{row['seed']}" for row in record.seeds]

@@ -44,11 +44,14 @@ from transformer_nfn.io.files import (
 from transformer_nfn.io.json_fields import Fields, json_text, parse_object, read_object
 from transformer_nfn.io.tensor_files import TensorInfo, read_tensors
 from transformer_nfn.known_tasks import SEED_KINDS, UNKNOWN_SEEDS
+from transformer_nfn.models.predictor import ARRAYS, BUILT, CHECKPOINTS
 from transformer_nfn.models.stored_state import check_state
 from transformer_nfn.notebook import to_html
 from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.target import Target
+from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.sizes import check_sizes
+from transformer_nfn.zoo.store.arrays import array_layout
 from transformer_nfn.zoo.store.index import CONFIGURATION
 
 FORMAT = 1
@@ -87,7 +90,7 @@ class RunRecord:
         zoo: task, name, number of networks, ``sha256`` over its index, ``architecture`` (of a mixed
             zoo ``architectures``, by size name), and ``seeds``: ``one`` for all networks, one
             ``each``, or ``unknown``; of checkpoints of any family ``families``, with the number of
-            each, and no architecture.
+            each, of arrays their ``layout``, and no architecture.
         selection: ``percent``, ``min_accuracy``, the counts ``train``, ``val`` and ``test``,
             ``augment`` (None, or the bound on the entries), ``max_train`` for a subset,
             ``split_seed`` where it is not 0, ``split`` where it is not by run; of a mixed
@@ -134,6 +137,11 @@ class RunRecord:
             raise RunError(f"'{where}' holds no predictor: {self.status}")
 
     @property
+    def kind(self) -> str:
+        """Kind of the zoo, one of `models.predictor.ZOOS`."""
+        return zoo_kind(self.zoo)
+
+    @property
     def architectures(self) -> list[Mapping[str, Any]]:
         """Network sizes in the training set; none for networks of any family."""
         if "architecture" in self.zoo:
@@ -164,7 +172,7 @@ class RunRecord:
     def write(self, folder: Path) -> RunRecord:
         """Write ``run.json`` atomically, after all other files; the record as it is read."""
         data = asdict(self) | {"files": self._checksums(folder)}
-        text = json_text(data, indent=1, sort_keys=True)
+        text = json_text(data, indent=1)  # tensors of a layout keep their order
         write_text(folder / RUN_FILE, text)
         return RunRecord(**json.loads(text))
 
@@ -261,10 +269,15 @@ def _check_record(data: Mapping[str, Any], where: str) -> None:
         _check_summary(fields, target)
 
 
+def zoo_kind(zoo: Mapping[str, Any]) -> str:
+    """Kind of a zoo by its description in a record, one of `models.predictor.ZOOS`."""
+    return CHECKPOINTS if "families" in zoo else ARRAYS if "layout" in zoo else BUILT
+
+
 def _check_zoo(fields: Fields) -> None:
     zoo = fields.inner("zoo")
-    if len({"architecture", "architectures", "families"} & {*zoo.data}) != 1:
-        names = "'zoo.architecture', 'zoo.architectures' and 'zoo.families'"
+    if len({"architecture", "architectures", "families", "layout"} & {*zoo.data}) != 1:
+        names = "'zoo.architecture', 'zoo.architectures', 'zoo.families' and 'zoo.layout'"
         fields.refuse("zoo", f"an object with one of {names}")
     for name in ("name", "task", *(("sha256",) if "sha256" in zoo.data else ())):
         zoo.text(name)
@@ -277,6 +290,11 @@ def _check_zoo(fields: Fields) -> None:
             families.whole(name, 1)
         if not families.data:
             zoo.refuse("families", "the families of its networks")
+    elif "layout" in zoo.data:
+        try:
+            array_layout(zoo.inner("layout").data)
+        except ZooError as error:
+            zoo.refuse("layout", f"names of tensors with their shapes ({error})")
     elif "architectures" in zoo.data:
         architectures = zoo.inner("architectures")
         for name in architectures.data:

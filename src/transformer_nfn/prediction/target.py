@@ -12,7 +12,7 @@ import numpy as np
 
 from transformer_nfn.errors import RunError
 from transformer_nfn.io.json_fields import Fields
-from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo
+from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.targets import TEST_ACCURACY, is_accuracy, names_accuracy
 
 ACCURACY_COLUMN = TEST_ACCURACY
@@ -59,6 +59,8 @@ class Target:
     @staticmethod
     def of(column: str, values: np.ndarray) -> Target:
         """Decide from the values of a column what kind of target it is."""
+        if not len(values):
+            raise RunError(f"'{column}' is unknown for all networks")
         accuracy = is_accuracy(column, values)
         if accuracy and column == ACCURACY_COLUMN:
             return Target()
@@ -189,18 +191,27 @@ def _is_class(values: np.ndarray) -> bool:
     return set(np.unique(values).tolist()) <= {0, 1} and values.dtype.kind in "iu"
 
 
-def target_columns(zoo: Zoo | MixedZoo | ModelZoo) -> list[str]:
+def target_columns(zoo: Zoo) -> list[str]:
     """Columns that can be a target."""
-    if isinstance(zoo, ModelZoo):
+    if zoo.named:
         return list(zoo.targets)
-    first = next(iter(zoo), None) if isinstance(zoo, MixedZoo) else zoo
+    first = next(iter(zoo.parts.values()), None)
     return [] if first is None else [*(name for name in first.table if name not in PLACES), GAP]
 
 
-def target_values(zoo: Zoo | ModelZoo, column: str, rows: np.ndarray) -> np.ndarray:
+def known_targets(zoo: Zoo, column: str, rows: np.ndarray) -> np.ndarray:
+    """Which of some rows have a value of a target; all, where there is no such column."""
+    if column == GAP and not zoo.named:
+        return np.asarray(
+            zoo.known("train_accuracy", rows) & zoo.known(ACCURACY_COLUMN, rows), dtype=bool
+        )
+    return zoo.known(column, rows) if column in zoo.table else np.ones(len(rows), dtype=bool)
+
+
+def target_values(zoo: Zoo, column: str, rows: np.ndarray) -> np.ndarray:
     """Values of a column of a zoo's table, or of the generalisation gap, for some rows."""
     table = zoo.table
-    if column == GAP and isinstance(zoo, Zoo):
+    if column == GAP and not zoo.named:
         values = table["train_accuracy"][rows] - table["test_accuracy"][rows]
     elif column in target_columns(zoo):
         values = table[column][rows]

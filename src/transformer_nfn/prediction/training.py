@@ -21,9 +21,8 @@ from torch.nn.utils import clip_grad_norm_
 from transformer_nfn.io.files import write_text
 from transformer_nfn.io.json_fields import json_text, parse_object
 from transformer_nfn.io.tensor_files import read_tensors, write_tensors
-from transformer_nfn.models import map_network
+from transformer_nfn.models import Batch
 from transformer_nfn.models.cuda_graphs import GraphSteps
-from transformer_nfn.models.network import in_batches
 from transformer_nfn.models.pretrained import Inputs, Pretrained
 from transformer_nfn.prediction.data import Dataset, Parts, SizeGroups
 from transformer_nfn.prediction.metrics import kendall_tau
@@ -79,7 +78,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Picks:
     """Networks of one size for one step.
 
     Attributes:
@@ -228,7 +227,7 @@ class SeedTrainer:
             raise RunError(f"'{code.reference}' has a loss of {loss} in epoch {self.epoch}")
         return loss
 
-    def epoch_plan(self) -> tuple[list[Batch], list[list[float]] | Tensor]:
+    def epoch_plan(self) -> tuple[list[Picks], list[list[float]] | Tensor]:
         """Batches and learning rates of the next epoch, on the device where the steps read them."""
         sizes = [len(data) for data in self.train]
         batches = _epoch_batches(
@@ -239,7 +238,7 @@ class SeedTrainer:
             return batches, rates
         return batches, torch.tensor(rates, dtype=self.rates.dtype).to(self.device)
 
-    def run_steps(self, batches: list[Batch], rates: list[list[float]] | Tensor) -> Tensor:
+    def run_steps(self, batches: list[Picks], rates: list[list[float]] | Tensor) -> Tensor:
         """Run the steps of a plan; returns the sum over steps of their mean loss.
 
         Does not wait for a GPU except to capture: the next step is launched while one runs.
@@ -282,7 +281,7 @@ class SeedTrainer:
         optimiser, module = self.optimisers[i], self.modules[i]
         optimiser.zero_grad(set_to_none=True)
         target = self.train[group].accuracy[picks]
-        network = map_network(self.inputs[i][0][group], lambda w: w[picks])
+        network = self.inputs[i][0][group][picks]
         if self.together:
             logits = self._stacked_logits(network, shared=False)
             # A sum over seeds: each seed's gradient is that of its own mean.
@@ -296,16 +295,17 @@ class SeedTrainer:
         optimiser.step()
         return loss.detach()
 
-    def _stacked_logits(self, network: Mapping[str, Any], shared: bool) -> Tensor:
+    def _stacked_logits(self, network: Batch, shared: bool) -> Tensor:
         base = self.modules[0]
 
         def logits(state: dict[str, Tensor], buffers: dict[str, Tensor], data: Any) -> Tensor:
-            out: Tensor = functional_call(base, (state, buffers), (data,))
+            networks = replace(network, **data)
+            out: Tensor = functional_call(base, (state, buffers), (networks,))
             return out
 
         with _forward_is_logits(base):
             mapped = vmap(logits, in_dims=(0, 0, None if shared else 0))
-            out: Tensor = mapped(self.state, self.buffers, network)
+            out: Tensor = mapped(self.state, self.buffers, network.tensors)
         return out
 
     @torch.no_grad()
@@ -313,12 +313,12 @@ class SeedTrainer:
         """Predictions of every seed for validation networks of one size, ``[seeds, n]``."""
         if self.together:
             stacked = partial(self._stacked_logits, shared=True)
-            logits = in_batches(stacked, self.inputs[0][1][group])
+            logits = self.inputs[0][1][group].in_chunks(stacked)
         else:
             read = zip(self.modules, self.inputs, strict=True)
             for module in self.modules:
                 module.eval()
-            logits = torch.stack([in_batches(m.logits, x[1][group]) for m, x in read])
+            logits = torch.stack([x[1][group].in_chunks(m.logits) for m, x in read])
             code = self.modules[0].code
             if code is not None and not bool(logits.isfinite().all()):
                 found = float(logits[~logits.isfinite()][0])
@@ -493,7 +493,7 @@ def _epoch_batches(
     seeds: Sequence[int],
     epoch: int,
     device: torch.device,
-) -> list[Batch]:
+) -> list[Picks]:
     """Draw the batches of one epoch.
 
     The networks of a seed are drawn from the seed alone, the order of the sizes from the epoch
@@ -515,7 +515,7 @@ def _epoch_batches(
     ]
     turns = torch.tensor([g for g, n in enumerate(counts) for _ in range(_num_batches(n, batch))])
     shuffled = torch.randperm(len(turns), generator=torch.Generator().manual_seed(epoch))
-    return [Batch(group, next(waiting[group])) for group in turns[shuffled].tolist()]
+    return [Picks(group, next(waiting[group])) for group in turns[shuffled].tolist()]
 
 
 def seed_orders(

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from transformer_nfn.functional import sinusoids
 from transformer_nfn.io.tensor_files import write_tensors
-from transformer_nfn.models import tensors_of
+from transformer_nfn.models.batch import rows_of
 from transformer_nfn.models.invariants import FEATURES
-from transformer_nfn.models.network import map_network
 from transformer_nfn.models.statistics import signed_log
+from transformer_nfn.models.tabular import tensor_statistics
 from transformer_nfn.models.task_reader import MAX_TOKENS
 from transformer_nfn.models.whole_network import whole_invariants
 from transformer_nfn.models.whole_network.model import INVARIANTS
@@ -136,19 +136,18 @@ def _features(data: Dataset, any_size: bool) -> Tensor:
     """Invariants of the networks on a logarithmic scale, so that no unit dominates."""
     from transformer_nfn.models import invariant_features
 
-    known = cast("Mapping[str, Any]", data.network)
-    if FEATURES in known:
-        return torch.as_tensor(known[FEATURES]).float().cpu()
-    computed = known.get(INVARIANTS)
-    if any_size and computed is not None:
-        return torch.as_tensor(computed).float().cpu()
+    network = data.network.to("cpu")
+    if FEATURES in network.computed:
+        return torch.as_tensor(network.computed[FEATURES]).float()
+    if any_size and INVARIANTS in network.computed:
+        return torch.as_tensor(network.computed[INVARIANTS]).float()
     if any_size:
-        width = data.network["blocks"][0]["W_Q"].shape[3]
+        width = network.layout.shapes["blocks.0.W_Q"][1]
         positions = None if data.tokens is None else sinusoids(min(data.tokens, MAX_TOKENS), width)
-        network = map_network(data.network, lambda w: w.cpu())
         return signed_log(whole_invariants(network, positions)).float()
-    assert data.block_space is not None
-    raw = invariant_features(data.network, data.block_space).float().cpu()
+    if data.block_space is None:
+        return signed_log(torch.from_numpy(tensor_statistics(network))).float()
+    raw = invariant_features(network, data.block_space).float()
     return torch.sign(raw) * torch.log1p(raw.abs() * 1e3)
 
 
@@ -205,10 +204,11 @@ class TrainingDigests:
 
 def _network_digests(data: Dataset) -> Tensor:
     """A digest of the signs of all weights of each network."""
-    tensors = tensors_of(data.network)
-    if FEATURES in tensors:
-        return _digests(row.tobytes() for row in tensors[FEATURES].half().cpu().numpy())
-    signs = [torch.signbit(tensors[name]).flatten(1).cpu().numpy() for name in sorted(tensors)]
+    computed = data.network.computed
+    if FEATURES in computed:
+        return _digests(row.tobytes() for row in computed[FEATURES].half().cpu().numpy())
+    views = data.network.views
+    signs = [rows_of(torch.signbit(views[name])).cpu().numpy() for name in sorted(views)]
     packed = np.packbits(np.concatenate(signs, 1), axis=1)
     return _digests(row.tobytes() for row in packed)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from transformer_nfn.paper.gather import Columns, Run, ZooStudy
 from transformer_nfn.prediction.runs import CONFIGURATION, RunError
-from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo, open_zoo
+from transformer_nfn.zoo import Zoo
 
 DIGITS = 6
 MILLION = 10**DIGITS
@@ -271,14 +271,14 @@ class HeldOut:
         worst: list[int] = np.argsort(-off, kind="stable")[:count].tolist()
         return worst
 
-    def within(self, text: str, opened: Zoo | MixedZoo | ModelZoo) -> HeldOut | None:
+    def within(self, text: str, opened: Zoo) -> HeldOut | None:
         """The same with the rows and all accuracies of a zoo; None if it is not that of the runs.
 
         It is if it holds every held-out network of the runs: from the same training run, with the
         same accuracy.
         """
         run, keys = self.zoo.best, self.networks.index
-        if run is None or not keys or run.own != isinstance(opened, ModelZoo):
+        if run is None or not keys or run.own is not opened.named:
             return None
         chosen = list(_networks_of(opened, run))
         places, everything = dict(chosen), np.array([accuracy for (_, accuracy), _ in chosen])
@@ -341,7 +341,7 @@ def within_zoos(parts: Sequence[HeldOut], texts: Iterable[str]) -> list[HeldOut]
     """The same with all networks of the zoos that were named; each must be that of some runs."""
     parts = list(parts)
     for text in texts:
-        opened = open_zoo(text)
+        opened = Zoo.open(text)
         found = [part.within(text, opened) for part in parts]
         if not any(found):
             raise RunError(
@@ -352,17 +352,16 @@ def within_zoos(parts: Sequence[HeldOut], texts: Iterable[str]) -> list[HeldOut]
     return parts
 
 
-def _networks_of(opened: Zoo | MixedZoo | ModelZoo, run: Run) -> Iterator[tuple[Key, str]]:
+def _networks_of(opened: Zoo, run: Run) -> Iterator[tuple[Key, str]]:
     """Key and place of every network of a zoo that the run could choose."""
     column, chosen = run.target.column, run.record.selection
-    if isinstance(opened, ModelZoo):
+    if opened.named:
         values = opened.targets.get(column, np.array([]))
         if values.dtype.kind == "f":
             for row, accuracy in enumerate(_identical(values)):
                 yield (f"#{row}", accuracy), f"#{row}"
         return
-    zoos = opened.zoos if isinstance(opened, MixedZoo) else {"": opened}
-    for kind, zoo in zoos.items():
+    for kind, zoo in opened.parts.items():
         if kind in chosen.get("left_out", ()):
             continue
         rows = zoo.select(percent=run.percent, min_accuracy=chosen.get("min_accuracy") or None)

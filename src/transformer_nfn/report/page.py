@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -312,5 +313,8 @@ def _architecture(zoo: Mapping[str, Any]) -> str:
     if isinstance(value, dict) and {"blocks", "d_model", "heads"} <= value.keys():
         return quoted(f"{value['blocks']} blocks, width {value['d_model']}, {value['heads']} heads")
     families = [f"{count:,} {name}" for name, count in zoo.get("families", {}).items()]
+    if layout := zoo.get("layout"):
+        numbers = sum(math.prod(shape) for shape in layout.values())
+        families = [f"{numbers:,} weights in {len(layout)} tensors"]
     names = ", ".join(families or zoo.get("architectures", ()))
     return quoted(names) if names else NOTHING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces.actions import ACTIONS, Action, Pieces
 
 LARGEST = 2**40
+Value = TypeVar("Value")
 
 Weights = dict[str, Tensor]
 """Tensors by name, each ``[batch, channels, *axes]``."""
@@ -184,7 +185,7 @@ class Shift:
             )
 
 
-def under_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def under_prefix(weights: Mapping[str, Value], prefix: str) -> dict[str, Value]:
     """The tensors whose names begin with ``prefix``, under the rest of their names.
 
     >>> under_prefix({"blocks.0.W_Q": 1, "head.W": 2}, "blocks.0.")

@@ -1,10 +1,11 @@
 """The Small Transformer Zoo: tasks, networks, the trainer of many networks, the store."""
 
 from transformer_nfn.zoo.errors import DataError, ImportFileError, StoreError, ZooError
+from transformer_nfn.zoo.export import export_zoo
+from transformer_nfn.zoo.importing import import_networks
 from transformer_nfn.zoo.module import SmallTransformer
-from transformer_nfn.zoo.own_networks import export_networks, import_networks
 from transformer_nfn.zoo.sizes import NetworkSizes, SizeGroup, size_groups
-from transformer_nfn.zoo.store import MixedZoo, ModelZoo, Zoo, open_task_zoo, open_zoo
+from transformer_nfn.zoo.store import Zoo
 from transformer_nfn.zoo.training.build import build, build_mixed
 from transformer_nfn.zoo.training.grid import Config, grid, sample
 from transformer_nfn.zoo.training.plan import BuildOptions
@@ -17,8 +18,6 @@ __all__ = [
     "Config",
     "DataError",
     "ImportFileError",
-    "MixedZoo",
-    "ModelZoo",
     "NetworkSizes",
     "Recipe",
     "SizeGroup",
@@ -28,12 +27,10 @@ __all__ = [
     "ZooError",
     "build",
     "build_mixed",
-    "export_networks",
+    "export_zoo",
     "grid",
     "import_networks",
     "load_task",
-    "open_task_zoo",
-    "open_zoo",
     "sample",
     "size_groups",
     "train",

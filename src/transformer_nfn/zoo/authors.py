@@ -32,7 +32,7 @@ from transformer_nfn.zoo.network_files import check_blocks, zoo_sizes
 from transformer_nfn.zoo.sizes import NetworkSizes, SizeGroup
 from transformer_nfn.zoo.store.folder import Folder, check_fresh, check_outside_zoos
 from transformer_nfn.zoo.store.shards import write_shard
-from transformer_nfn.zoo.store.zoo import MixedZoo, Zoo, open_task_zoo, write_groups
+from transformer_nfn.zoo.store.zoo import Zoo, write_groups
 from transformer_nfn.zoo.targets import NUMBER, read_csv_rows
 
 _FILE = re.compile(r"(?P<run>.+)_(?P<epoch>best1?|[0-9]+)_(?P<accuracy>[0-9]+)\.pt")
@@ -82,11 +82,11 @@ class _File:
     accuracy: float
 
 
-def import_authors(source: Path, out: Path) -> tuple[Zoo | MixedZoo, Imported]:
+def import_authors(source: Path, out: Path) -> tuple[Zoo, Imported]:
     """Read a folder or zip in the authors' layout into a new zoo at ``out``.
 
     The layout is ``<name>/<run>_<epoch>_<accuracy·10000>.pt`` and ``metadata/<name>.csv`` with
-    name ``mnist`` or ``ag_news``, at any depth. `export_authors` uses the same layout for other
+    name ``mnist`` or ``ag_news``, at any depth. `zoo.export` uses the same layout for other
     tasks, and a folder per size group, such as ``w16-h2-d1``, for a mixed zoo. Nothing is written
     if any file is invalid.
     """
@@ -101,7 +101,7 @@ def import_authors(source: Path, out: Path) -> tuple[Zoo | MixedZoo, Imported]:
             _import_groups(groups, made, source, report)
         else:
             _import_zoo(folder, made, source, report)
-    return open_task_zoo(out), report
+    return Zoo.open(out), report
 
 
 def _group_folders(folder: Path) -> dict[SizeGroup, Path]:
@@ -156,7 +156,7 @@ def _import_zoo(folder: Path, out: Path, source: Path, report: Imported) -> Fold
     for shard, part in zip(zoo.shards, shards, strict=True):
         weights = torch.cat([_network(sizes, file.path, report, positions) for file in part])
         rows = [_row(file, table.get(file.path.name, {})) for file in part]
-        write_shard(zoo.shard_path(shard), sizes, weights, rows, imported)
+        write_shard(zoo.shard_path(shard), sizes.row_layout, weights, rows, imported)
         report.networks += len(part)
     unlisted = sum(1 for file in files if file.path.name not in table)
     if unlisted:
@@ -204,7 +204,7 @@ def _network(
         raise ImportFileError(
             f"{path.name}: 'embedding.pos_embedding' differs from that of the other files"
         )
-    flat = sizes.from_named({k: v[None].to(torch.float32) for k, v in named.items()})
+    flat = sizes.row_layout.pack({k: v[None].to(torch.float32) for k, v in named.items()})
     if not bool(flat.isfinite().all()):
         raise ImportFileError(f"{path.name}: holds values that are not finite")
     return flat

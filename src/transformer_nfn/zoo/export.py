@@ -1,37 +1,66 @@
-"""A zoo as per-run state dicts in the layout of the authors' files."""
+"""Export of a zoo to files: state dicts in the authors' layout, or folders of checkpoints."""
 
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from transformer_nfn.io.files import atomic_folder
-from transformer_nfn.io.tensor_files import write_state_dict
+from transformer_nfn.io.tensor_files import write_state_dict, write_tensors
 from transformer_nfn.known_tasks import HEADS
 from transformer_nfn.zoo.damage import read_source
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.module import HEADS_KEY, to_state_dict
-from transformer_nfn.zoo.store import MixedZoo, Zoo, check_fresh, check_outside_zoos
+from transformer_nfn.zoo.store import Zoo, check_fresh, check_outside_zoos
 from transformer_nfn.zoo.store.index import CONFIGURATION
+from transformer_nfn.zoo.targets import FILE, write_csv
+
+TABLE, ARRAYS_FILE = "targets.csv", "weights.safetensors"
+"""The table of exported networks of a user, and the file of arrays."""
 
 
-def export_authors(zoo: Zoo | MixedZoo, out: Path) -> int:
-    """Writes every row as a per-run state dict in the authors' layout; how many there were.
+def export_zoo(zoo: Zoo, out: Path) -> int:
+    """Write every network of a zoo as a file or folder, with a table; how many there were.
 
-    A mixed zoo gives a folder for each kind, which `import_authors` reads back. Where a network
-    has not the paper's two heads, its state dict says how many under `HEADS_KEY`.
+    Networks that were trained here become state dicts in the authors' layout, those of each size in
+    a folder, which `import_authors` reads back. Where a network has not the paper's two heads, its
+    state dict says how many under `HEADS_KEY`. Checkpoints become folders of their names, as model
+    hubs lay them out, which `import_networks` reads back; arrays one file with a tensor
+    ``[networks, *shape]`` for each name.
     """
     check_outside_zoos(out)
     check_fresh(out, ())
     if not len(zoo):
         raise StoreError(f"'{zoo.path}' has no networks to export")
     with atomic_folder(out) as made:
-        if isinstance(zoo, MixedZoo):
-            return sum(_export(one, made / name) for name, one in zoo.zoos.items() if len(one))
-        return _export(zoo, made)
+        if zoo.layout is not None and zoo.named:
+            write_tensors(made / ARRAYS_FILE, zoo.weights(range(len(zoo))))
+            return _export_table(zoo, made)
+        if zoo.named:
+            return _export_checkpoints(zoo, made)
+        return sum(_export(part, made / name) for name, part in zoo.parts.items() if len(part))
+
+
+def _export_checkpoints(zoo: Zoo, out: Path) -> int:
+    names = zoo.table["network"].tolist()
+    if TABLE in names:
+        raise StoreError(f"'{zoo.path}': the network '{TABLE}' has the name of the table")
+    for row, name in enumerate(names):
+        shutil.copytree(zoo.folder(row), out / name, dirs_exist_ok=True)
+    return _export_table(zoo, out)
+
+
+def _export_table(zoo: Zoo, out: Path) -> int:
+    columns = {  # a missing number, NaN, becomes an empty cell
+        name: ["" if value != value else value for value in column.tolist()]
+        for name, column in zoo.targets.items()
+    }
+    write_csv(out / TABLE, {FILE: zoo.table["network"].tolist(), **columns})
+    return len(zoo)
 
 
 def _export(zoo: Zoo, out: Path) -> int:

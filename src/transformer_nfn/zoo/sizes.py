@@ -16,6 +16,7 @@ from torch import Tensor
 from transformer_nfn.functional import Architecture, sinusoids, small_transformer
 from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH, KnownTask
+from transformer_nfn.models.batch import RowLayout
 from transformer_nfn.spaces import WeightSpace, attention_block
 from transformer_nfn.zoo.errors import ZooError
 
@@ -210,6 +211,15 @@ class NetworkSizes:
             else:
                 out[name] = w.contiguous()
         return {name: out[name] for name in self.space.tensors}
+
+    @cached_property
+    def row_layout(self) -> RowLayout:
+        """Names and shapes of the tensors in a stored row."""
+        return RowLayout(self.space.shapes)
+
+    def to_rows(self, flat: Tensor) -> Tensor:
+        """Flat rows as they are stored, tensors in the order of `space`."""
+        return self.row_layout.pack(self.to_named(flat))
 
     def from_named(self, named: Mapping[str, Tensor]) -> Tensor:
         """The inverse of `to_named`, bit for bit."""

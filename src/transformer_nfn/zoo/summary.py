@@ -13,8 +13,7 @@ from transformer_nfn.io.files import blank_figure, save_figure
 from transformer_nfn.known_tasks import seeds_text, task_title
 from transformer_nfn.zoo.damage import ORIGIN, damages
 from transformer_nfn.zoo.errors import ZooError
-from transformer_nfn.zoo.store.model_zoo import ModelZoo
-from transformer_nfn.zoo.store.zoo import MixedZoo, Zoo
+from transformer_nfn.zoo.store.zoo import Zoo
 from transformer_nfn.zoo.targets import TEST_ACCURACY, is_accuracy
 
 # Bars of the histogram in a summary.
@@ -26,12 +25,16 @@ COLUMNS = 6
 
 
 def summarise(zoo: Zoo) -> dict[str, Any]:
-    """Counts, accuracies and the histogram of a zoo as plain JSON values.
+    """Counts, accuracies or targets, and sizes or families of a zoo as plain JSON values.
 
     >>> summary = summarise(Zoo.open("mnist-sample"))
     >>> summary["runs"], summary["by_epoch"], sum(summary["histogram"]["counts"])
     (160, {12: 160}, 160)
     """
+    if zoo.named:
+        return _summarise_named(zoo)
+    if zoo.mixed:
+        return _summarise_sizes(zoo)
     accuracy = zoo.table["test_accuracy"].astype(float)
     counts, edges = accuracy_counts(accuracy, BINS)
     of_copies = damages(zoo) if zoo.metadata["origin"] == ORIGIN else []
@@ -66,20 +69,20 @@ def _by_name(names: np.ndarray, accuracy: np.ndarray) -> dict[str, dict[str, flo
     }
 
 
-def summarise_mixed(mixed: MixedZoo) -> dict[str, Any]:
-    """Counts of a mixed zoo as plain JSON values; ``kinds`` holds the summary of each zoo."""
-    summaries = {name: summarise(zoo) for name, zoo in mixed.zoos.items()}
+def _summarise_sizes(zoo: Zoo) -> dict[str, Any]:
+    """Counts of a zoo of several sizes; ``kinds`` holds the summary of each."""
+    summaries = {name: summarise(part) for name, part in zoo.parts.items()}
     totals = ("runs", "crashed", "checkpoints", "bytes")
-    accuracy = [zoo.table["test_accuracy"].astype(float) for zoo in mixed]
+    accuracy = [part.table["test_accuracy"].astype(float) for part in zoo.parts.values()]
     return {
-        "path": str(mixed.path),
-        "task": mixed.task,
-        "made_by": mixed.metadata["made_by"],
-        "seeds": mixed.seeds,
-        "finished": mixed.finished,
+        "path": str(zoo.path),
+        "task": zoo.task,
+        "made_by": zoo.metadata["made_by"],
+        "seeds": zoo.seeds,
+        "finished": zoo.finished,
         **{total: sum(summary[total] for summary in summaries.values()) for total in totals},
         "accuracy": _quartiles(np.concatenate([np.empty(0), *accuracy])),
-        "missing": [group.name for group in mixed.groups if group.name not in mixed.zoos],
+        "missing": [name for name in zoo.metadata["kinds"] if name not in zoo.parts],
         "kinds": summaries,
     }
 
@@ -93,23 +96,29 @@ def _quartiles(values: np.ndarray) -> dict[str, float | int]:
     return {"count": len(values), **dict(zip(names, quantiles, strict=True))}
 
 
-def summarise_models(zoo: ModelZoo) -> dict[str, Any]:
-    """Families, targets and bytes of a zoo of checkpoints as plain JSON values."""
+def _summarise_named(zoo: Zoo) -> dict[str, Any]:
+    """Families or layout, targets and bytes of a zoo of a user."""
     targets: dict[str, dict[str, Any]] = {}
     for name, column in zoo.targets.items():
+        missing = len(zoo) - int(zoo.known(name, np.arange(len(zoo))).sum())
         if column.dtype == object:
-            values = Counter(column.tolist())
+            values = Counter(value for value in column.tolist() if value != "")
             targets[name] = {"distinct": len(values), "values": dict(values.most_common(VALUES))}
         else:
             targets[name] = _quartiles(column.astype(float))
+        if missing:
+            targets[name]["missing"] = missing
+    layout = zoo.layout
+    families = Counter(zoo.table.get("family", np.array([])).tolist())
     return {
         "path": str(zoo.path),
         "made_by": zoo.metadata["made_by"],
         "networks": len(zoo),
-        "families": dict(Counter(zoo.table["family"].tolist()).most_common()),
-        "bytes": int(zoo.table["bytes"].sum()),
+        **({"families": dict(families.most_common())} if layout is None else
+           {"weights": layout.width, "layout": {k: list(v) for k, v in layout.shapes.items()}}),
+        "bytes": sum(p.stat().st_size for p in zoo.path.rglob("*") if p.is_file()),
         "targets": targets,
-    }
+    }  # fmt: skip
 
 
 def accuracy_counts(accuracy: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
@@ -117,8 +126,10 @@ def accuracy_counts(accuracy: np.ndarray, bins: int) -> tuple[np.ndarray, np.nda
     return np.histogram(accuracy[~np.isnan(accuracy)], bins=bins, range=(0.0, 1.0))
 
 
-def needed_accuracies(zoo: ModelZoo) -> str:
-    """Column of a zoo of checkpoints with their accuracies: `TEST_ACCURACY`, else the first."""
+def needed_accuracies(zoo: Zoo) -> str:
+    """Column of the accuracies of a zoo: `TEST_ACCURACY`, else the first of a user's columns."""
+    if not zoo.named:
+        return TEST_ACCURACY
     names = sorted(zoo.targets, key=lambda name: name != TEST_ACCURACY)
     column = next((name for name in names if is_accuracy(name, zoo.targets[name])), None)
     if column is None:
@@ -129,24 +140,23 @@ def needed_accuracies(zoo: ModelZoo) -> str:
     return column
 
 
-def zoo_title(zoo: Zoo | MixedZoo | ModelZoo) -> str:
+def zoo_title(zoo: Zoo) -> str:
     """A zoo in one line: task, number of checkpoints, seeds."""
-    if isinstance(zoo, ModelZoo):
+    if zoo.named:
         return f"{zoo.path.name}: {len(zoo):,} networks"
     return f"{task_title(zoo.task)}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}"
 
 
-def plot_accuracies(zoo: Zoo | MixedZoo | ModelZoo, out: Path, bins: int) -> Path:
+def plot_accuracies(zoo: Zoo, out: Path, bins: int) -> Path:
     """Draw the histogram into ``out``, a png, pdf or svg by its suffix.
 
-    Counts are in log scale; a mixed zoo has one histogram for each size.
+    Counts are in log scale; a zoo of several sizes has one histogram for each.
     """
-    size, zoos = (5.0, 3.2), zoo.zoos if isinstance(zoo, MixedZoo) else {"": zoo}
-    if isinstance(zoo, MixedZoo):
+    size, zoos, column = (5.0, 3.2), zoo.parts, needed_accuracies(zoo)
+    if zoo.mixed:
         if not zoos:
             raise ZooError(f"'{zoo.path}' has no networks to plot yet")
         size = (9.0, 1.2 + 1.5 * -(-len(zoos) // COLUMNS))
-    column = needed_accuracies(zoo) if isinstance(zoo, ModelZoo) else TEST_ACCURACY
     figure = blank_figure(*size, ZooError, "a plot")
     lines, columns = -(-len(zoos) // COLUMNS), min(len(zoos), COLUMNS)
     panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import datetime
 import io
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,11 @@ FILE = "file"
 """The column that names the file or folder of each network."""
 RESERVED = ("network", "family", "checksum", "bytes")
 """Columns of the index of a zoo, which no target may be called."""
+ARRAY_COLUMNS = ("network", "shard", "row", "checksum")
+"""The same of a zoo of arrays."""
+WHOLE = ("bytes", "row", "checksum")
+"""Those of whole numbers; the checksum of a checkpoint is text."""
+LONGEST_NAME = 240
 TEST_ACCURACY = "test_accuracy"
 """Column of the accuracies of a built zoo."""
 NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
@@ -33,7 +39,7 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _NOT_FINITE = re.compile(r"\s*[+-]?(nan|inf|infinity)\s*", re.IGNORECASE)
 
 Value = int | float | str
-"""The value of a target for one network: a finite number or a text."""
+"""The value of a target for one network: a number, NaN if it is missing, or a text."""
 Columns = dict[str, list[Any]]
 
 
@@ -76,11 +82,16 @@ class TargetTable:
 def read_targets(path: str | Path) -> TargetTable:
     """Read a table in CSV, Parquet or JSON lines, by its suffix.
 
-    A column is of numbers where most of its cells are, else of text; true and false are text.
-    Cells that are not so are problems of their rows; a table that is unreadable, names no files or
-    names one twice is refused.
+    A column is of numbers where most of its cells are, else of text; true and false are text. An
+    empty cell is a missing target. Cells of another type are problems of their rows; a table that
+    is unreadable, names no files or names one twice is refused.
     """
-    path = Path(path)
+    columns, texts = _read_columns(Path(path))
+    return _table(columns, str(path), FILE, texts=texts)
+
+
+def _read_columns(path: Path) -> tuple[Columns, bool]:
+    """Cells of a table by its columns, and whether all are texts that may spell numbers."""
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise ImportFileError(
@@ -91,24 +102,65 @@ def read_targets(path: str | Path) -> TargetTable:
         data = read_regular(path)
     except OSError as error:
         raise ImportFileError(f"'{path}' cannot be read: {error.strerror or error}") from error
-    return _table(reader(data, str(path)), str(path), FILE, texts=reader is _read_csv)
+    return reader(data, str(path)), reader is _read_csv
 
 
-def read_frame(frame: pd.DataFrame) -> TargetTable:
+def read_lines(
+    table: pd.DataFrame | Mapping[str, Sequence[Any]] | str | Path | None, count: int
+) -> TargetTable:
+    """The targets of arrays, a line for each in order, without problems.
+
+    Args:
+        table: a data frame, columns by name, or a file as `read_targets` takes it, in which a
+            column ``network``, else ``file``, names each; None for no targets.
+        count: number of arrays.
+
+    >>> read_lines({"loss": [0.5, None]}, 2).columns
+    {'loss': [0.5, nan]}
+    """
+    where, texts = "the table", False
+    columns: Columns = {}
+    if isinstance(table, str | Path):
+        where, (columns, texts) = str(table), _read_columns(Path(table))
+    elif isinstance(table, Mapping):
+        plain = ((name, getattr(column, "tolist", None)) for name, column in table.items())
+        columns = {name: to() if to else list(table[name]) for name, to in plain}
+    elif table is not None:
+        columns = _frame_columns(table, where)
+    for name, cells in columns.items():
+        if len(cells) != count:
+            raise ImportFileError(
+                f"'{where}' expected {count} lines, one for each network, found {len(cells)} in "
+                f"column '{name}'"
+            )
+    files = columns.pop(FILE, [f"{i:05d}" for i in range(count)])
+    columns.setdefault(RESERVED[0], files)
+    found = _table(columns, where, RESERVED[0], texts=texts)
+    if found.problems:
+        raise ImportFileError(found.problems[min(found.problems)])
+    for name in found.files:
+        check_name(name)
+    return found
+
+
+def read_frame(frame: pd.DataFrame, reserved: Sequence[str] = RESERVED) -> TargetTable:
     """The targets in a data frame whose column ``network`` names each network, without problems."""
-    import pyarrow as pa
-
-    where, key = "data frame", RESERVED[0]
-    try:
-        columns = pa.Table.from_pandas(frame, preserve_index=False).to_pydict()
-    except (pa.ArrowException, ValueError, TypeError) as error:
-        raise ImportFileError(f"'{where}' is no table of numbers and texts: {error}") from error
-    own = RESERVED[1:]
-    targets = {name: cells for name, cells in columns.items() if name not in own}
+    where, key = "data frame", reserved[0]
+    columns = _frame_columns(frame, where)
+    targets = {name: cells for name, cells in columns.items() if name not in reserved[1:]}
     table = _table(targets, where, key, texts=False)
     if table.problems:
         raise ImportFileError(table.problems[min(table.problems)])
     return table
+
+
+def _frame_columns(frame: pd.DataFrame, where: str) -> Columns:
+    import pyarrow as pa
+
+    try:
+        return dict(pa.Table.from_pandas(frame, preserve_index=False).to_pydict())
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise ImportFileError(f"'{where}' is no table of numbers and texts: {error}") from error
 
 
 def _table(columns: Columns, where: str, key: str, *, texts: bool) -> TargetTable:
@@ -137,11 +189,25 @@ def plain_targets(targets: dict[str, Any]) -> dict[str, Value]:
     out: dict[str, Value] = {}
     for name, value in targets.items():
         value = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
-        found = _plain(value)
-        if found is None or (not isinstance(found, str) and not np.isfinite(found)):
+        found = math.nan if value is None else _plain(value)
+        if found is None or (not isinstance(found, str) and np.isinf(found)):
             raise ZooError(f"target '{name}' expected a finite number or a text, found {value!r}")
         out[name] = found
     return out
+
+
+def check_name(name: str) -> None:
+    """Refuse the name of a network that is no path below a folder."""
+    path = PurePosixPath(name)
+    parts = path.parts
+    if (
+        str(path) != name or path.is_absolute() or not parts or not name.isprintable()
+        or len(name.encode()) > LONGEST_NAME or any(part.startswith(".") for part in parts)
+    ):  # fmt: skip
+        raise ZooError(
+            f"a network expected a name such as 'adam/run-3' of at most {LONGEST_NAME} bytes, "
+            f"found {name[:80]!r}"
+        )
 
 
 def names_accuracy(column: str) -> bool:
@@ -155,7 +221,8 @@ def names_accuracy(column: str) -> bool:
 
 def is_accuracy(column: str, values: np.ndarray) -> bool:
     """Whether a column holds accuracies: it is named so, and its numbers are from 0 to 1."""
-    inside = values.dtype.kind == "f" and bool(((values >= 0) & (values <= 1)).all())
+    known = values[~np.isnan(values)] if values.dtype.kind == "f" else values
+    inside = values.dtype.kind == "f" and bool(((known >= 0) & (known <= 1)).all())
     return inside and names_accuracy(column)
 
 
@@ -278,8 +345,11 @@ def _typed(table: TargetTable, name: str, cells: list[Any], *, texts: bool) -> I
     filled = [value for value in plain if value is not None]
     numbers = sum(not isinstance(value, str) for value in filled) * 2 > len(filled)
     for at, (cell, value) in enumerate(zip(cells, plain, strict=True)):
-        if not numbers and (texts or cell is None):
-            value = cell or ""
+        if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+            yield math.nan if numbers else ""
+            continue
+        if not numbers and texts:
+            value = cell
         text = isinstance(value, str)
         if value is not None and text != numbers and (text or np.isfinite(value)):
             yield value

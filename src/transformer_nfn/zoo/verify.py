@@ -15,7 +15,6 @@ from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.sizes import SizeGroup
 from transformer_nfn.zoo.store.folder import INDEX, MODELS_KIND, Folder, zoo_kind
 from transformer_nfn.zoo.store.index import Index
-from transformer_nfn.zoo.store.model_zoo import ModelZoo
 from transformer_nfn.zoo.store.shards import ShardReader
 from transformer_nfn.zoo.store.zoo import Zoo, is_mixed, read_groups
 from transformer_nfn.zoo.training.plan import check_configurations
@@ -104,7 +103,7 @@ def verify(
     verdict = Verdict()
     with verdict.reporting():
         if zoo_kind(path) == MODELS_KIND:
-            zoo = ModelZoo.open(path)
+            zoo = Zoo.open(path)
             verdict.problems, verdict.networks = zoo.verify(), len(zoo)
             verdict.note = "not re-run: targets of your own are not measured here"
             return verdict
@@ -113,7 +112,7 @@ def verify(
         usual = {"import": IMPORTED_TOLERANCE}.get(folder.metadata["origin"], BUILT_TOLERANCE)
         verdict.tolerance = usual if tolerance is None else tolerance
         if verdict.ok and sample:
-            _rerun(Zoo(folder), data, sample, seed, verdict)
+            _rerun(Zoo.of_folder(folder), data, sample, seed, verdict)
     return verdict
 
 
@@ -152,7 +151,7 @@ def _check_shard(folder: Folder, shard: str, index: Index, verdict: Verdict) -> 
     path = folder.shard_path(shard)
     if not path.exists():
         raise StoreError(f"{path}: missing, the zoo is not finished")
-    reader = ShardReader(path, folder.sizes, index.shards.get(shard))
+    reader = ShardReader(path, folder.sizes.row_layout, index.shards.get(shard))
     stored = folder.read_shard(shard).columns
     listed = index.columns["shard"] == shard
     for name in ("run", "epoch", "best", "crashed", "row", "checksum"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from transformer_nfn.models.checkpoint_batch import DESCRIPTIONS, SIZE
-from transformer_nfn.models.network import paper_block
+from transformer_nfn.models.batch import Batch, paper_block
 from transformer_nfn.models.predictor import CHECKPOINTS, LearningSet, Variant, predictor
 from transformer_nfn.models.pretrained import Inputs, Pretrained
 from transformer_nfn.models.statistics import fit_ridge, mean_and_scale, standardised
@@ -162,15 +161,15 @@ class WholeCheckpoint(WholeNetwork):
     @classmethod
     def of(cls, data: LearningSet, **options: Any) -> Self:
         """A model for networks like these."""
-        network = data.network
-        form = ProbeFormat.of(network[DESCRIPTIONS][0])
+        batch = data.network
+        form = ProbeFormat.of(batch.layouts[0])
         length, *sizes = form.shape
         if form.inputs == "tokens":
             sizes = [min(sizes[0], MOST_TOKENS)]
         arguments: dict[str, Any] = {
             "text": form.text, "inputs": form.inputs, "shape": (length, *sizes),
             "classes": 1 if form.language else form.outputs, "language": form.language,
-            "causal": form.causal, "invariants": network[FEATURES].shape[1],
+            "causal": form.causal, "invariants": batch.computed[FEATURES].shape[1],
         }  # fmt: skip
         model = cls(**(arguments | options))
         if model.probes is not None and form.inputs == "tokens":
@@ -178,22 +177,20 @@ class WholeCheckpoint(WholeNetwork):
             model.numbers.copy_(chosen.sort().values)
         return model
 
-    def prepared(
-        self, network: Mapping[str, Any], positions: Tensor | None = None
-    ) -> dict[str, Any]:
+    def prepared(self, batch: Batch, positions: Tensor | None = None) -> Batch:
         """The networks with their invariants in single precision."""
-        if INVARIANTS in network:
-            return dict(network)
-        return {**network, INVARIANTS: network[FEATURES][:, : len(self.mean)].float()}
+        if INVARIANTS in batch.computed:
+            return batch
+        return batch.plus(INVARIANTS, batch.computed[FEATURES][:, : len(self.mean)].float())
 
     def outputs(
-        self, network: Mapping[str, Any], inputs: Tensor, positions: Tensor | None = None
+        self, batch: Batch, inputs: Tensor, positions: Tensor | None = None
     ) -> ProbeOutputs:
         """Class logits of the networks on inputs like the probes; of tokens behind the last one.
 
         Where tokens see each other, the mean over tokens.
         """
-        out = checkpoint_outputs(network, inputs, self.ids)
+        out = checkpoint_outputs(batch, inputs, self.ids)
         if out.ndim == 4:
             out = out[:, :, -1] if self.causal else out.mean(2)
         return ProbeOutputs(out, out)
@@ -216,22 +213,21 @@ class WholeCheckpoint(WholeNetwork):
         """
         data: Any = train[0]
         if not self.language:
-            sizes, kinds, each = data.network[SIZE].cpu(), data.network[DESCRIPTIONS], []
-            for number in sizes.unique().tolist():  # CUDA graphs need batches of one size
-                part = data.take((sizes == number).nonzero().squeeze(-1))
-                alone = {**part.network, DESCRIPTIONS: (kinds[number],)}
-                each.append(replace(part, network=alone))
+            each = []
+            for number in data.network.size.unique().tolist():  # CUDA graphs need one size
+                rows, alone = data.network.of_size(number)
+                each.append(replace(data.take(rows), network=alone))
             super().search_probes(each, seed, steps, per_group)
         elif self.causal and isinstance(self.probes, TokenProbes):
             ids = self.ids
 
-            def answers(network: Mapping[str, Any], inputs: Tensor) -> Tensor:
-                return checkpoint_outputs(network, inputs, ids)[..., ids]
+            def answers(batch: Batch, inputs: Tensor) -> Tensor:
+                return checkpoint_outputs(batch, inputs, ids)[..., ids]
 
             self.probes.set_ids(sampled_texts(answers, self.probes, data, seed), exactly=True)
 
     @torch.no_grad()
-    def fit_linear(self, inputs: Mapping[str, Any], target: Tensor) -> None:
+    def fit_linear(self, inputs: Batch, target: Tensor) -> None:
         """Standardise outputs, and fit the linear maps of both heads by ridge regression.
 
         Penalty and size of the invariants are those of least leave-one-out error.
@@ -241,7 +237,7 @@ class WholeCheckpoint(WholeNetwork):
             target: between 0 and 1, ``[n]``.
         """
         if self.output_head is not None:
-            mean, scale = mean_and_scale(inputs[OUTPUTS].double())
+            mean, scale = mean_and_scale(inputs.computed[OUTPUTS].double())
             self.out_mean.copy_(mean)
             self.out_scale.copy_(scale)
         logits = target.double().clamp(EXTREME, 1 - EXTREME).logit()
@@ -259,7 +255,7 @@ class WholeCheckpoint(WholeNetwork):
             start = end
         self._readers()[0].constant.fill_(fits[share].constant)
 
-    def _blocks(self, inputs: Mapping[str, Any], share: float) -> Tensor:
+    def _blocks(self, inputs: Batch, share: float) -> Tensor:
         """Inputs of all heads side by side, each of size 1, but invariants of size ``share``."""
         blocks = []
         for module, x in self._features(inputs, None):
@@ -288,25 +284,24 @@ class WholeCheckpoint(WholeNetwork):
     def _output_inputs(self, outputs: Tensor) -> Tensor:
         return standardised(outputs, self.out_mean, self.out_scale)
 
-    def _with_outputs(
-        self, network: Mapping[str, Any], positions: Tensor | None
-    ) -> Mapping[str, Any]:
-        network = self.prepared(network)
-        if self.probes is None or OUTPUTS in network:
-            return network
+    def _with_outputs(self, batch: Batch, positions: Tensor | None) -> Batch:
+        batch = self.prepared(batch)
+        if self.probes is None or OUTPUTS in batch.computed:
+            return batch
         probes = self.probes()
         if not self.language:
-            features = torch.cat(class_features(self.outputs(network, probes).logits), -1)
+            features = torch.cat(class_features(self.outputs(batch, probes).logits), -1)
         else:
             targets = self.numbers.long()[probes.argmax(-1)]
             read = partial(language_features, targets=targets, causal=self.causal)
-            features = checkpoint_outputs(network, probes, self.ids, read)
-        return {**network, OUTPUTS: features}
+            features = checkpoint_outputs(batch, probes, self.ids, read)
+        return batch.plus(OUTPUTS, features)
 
-    def _share(self, network: Mapping[str, Any]) -> Tensor:
+    def _share(self, batch: Batch) -> Tensor:
         if self.probes is None or self.language:
-            return self.mean.new_ones(len(network[INVARIANTS]))
-        return outputs_vary(network[OUTPUTS], self._config["probes"], self._config["classes"])
+            return self.mean.new_ones(len(batch))
+        outputs = batch.computed[OUTPUTS]
+        return outputs_vary(outputs, self._config["probes"], self._config["classes"])
 
 
 def language_features(logits: Tensor, targets: Tensor, causal: bool) -> Tensor:

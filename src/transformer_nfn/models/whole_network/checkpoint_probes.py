@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.func import vmap
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import Transformer
 from transformer_nfn.functional.transformer import embed, logits, run_stack
-from transformer_nfn.models.checkpoint_batch import by_size
+from transformer_nfn.models.batch import Batch, RowLayout
 from transformer_nfn.models.whole_network.probes import Probes
 
 LENGTH = 24
@@ -48,15 +48,18 @@ class ProbeFormat:
     causal: bool = False
 
     @staticmethod
-    def of(description: Transformer) -> ProbeFormat:
+    def of(layout: RowLayout) -> ProbeFormat:
         """The format of a network; an error says why it cannot be probed.
 
         >>> from transformer_nfn.checkpoints import open_model
         >>> from transformer_nfn.testing import write_example_checkpoint
         >>> with open_model(write_example_checkpoint("format")) as model:
-        ...     ProbeFormat.of(model.description).language
+        ...     description = model.description
+        >>> ProbeFormat.of(RowLayout(description.tensors, description)).language
         True
         """
+        description = layout.description
+        assert description is not None, "probes of checkpoints need a family"
         tensors, family = description.tensors, description.family
         inputs: Literal["images", "tokens", "vectors"]
         shape: tuple[int, ...]
@@ -100,7 +103,7 @@ class ProbeFormat:
 
 
 def checkpoint_outputs(
-    network: Mapping[str, Any],
+    batch: Batch,
     inputs: Tensor,
     ids: Tensor | None = None,
     read: Callable[[Tensor], Tensor] | None = None,
@@ -108,25 +111,29 @@ def checkpoint_outputs(
     """Logits of every network on every input, ``[n, inputs, …]``, or what is read of them.
 
     Args:
-        network: a batch, see `packed`.
+        batch: checkpoints of any family.
         inputs: ``[inputs, *ProbeFormat.shape]``.
         ids: tokens of the vocabulary that mixtures are of; all if not given.
         read: takes logits ``[n, inputs, …]`` to features ``[n, …]``.
     """
     parts, order = [], []
-    for description, rows, tensors in by_size(network):
+    for layout, rows, tensors in batch.by_size():
+        assert layout.description is not None
         # No probe holds a token that is dropped.
-        plain = replace(description, dropped_token=None)
+        plain = replace(layout.description, dropped_token=None)
         run = vmap(lambda weights, x, d=plain: _logits(d, weights, x, ids), in_dims=(0, None))
         count = len(next(iter(tensors.values())))
-        numbers = len(inputs) * (description.vocab or 1) * inputs.shape[1]
+        numbers = len(inputs) * (plain.vocab or 1) * inputs.shape[1]
         size = count if torch.is_grad_enabled() else max(1, min(CHUNK, MOST_NUMBERS // numbers))
         for at in range(0, count, size):
             out = run({name: w[at : at + size] for name, w in tensors.items()}, inputs)
             parts.append(out if read is None else read(out))
         order.append(rows)
     out = torch.cat(parts)
-    return out if len(order) == 1 else torch.empty_like(out).index_copy(0, torch.cat(order), out)
+    if len(order) == 1:
+        return out
+    rows = torch.cat([each for each in order if isinstance(each, Tensor)])
+    return torch.empty_like(out).index_copy(0, rows, out)
 
 
 def _logits(

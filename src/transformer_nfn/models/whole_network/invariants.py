@@ -24,15 +24,14 @@ networks with equal invariants need not be equal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.models.network import map_network
+from transformer_nfn.models.batch import Batch
 from transformer_nfn.models.statistics import COUNT, sorted_statistics
 from transformer_nfn.processes import map_rows
 
@@ -60,31 +59,27 @@ DEAD = 1e-3
 """Share of its layer's path in and out below which a neuron is dead."""
 CLASSIFIER_AXES = {"W_1": "D H", "b_1": "H", "W_2": "H C", "b_2": "C"}
 EMBEDDING_AXES = {"W": "P D", "b": "D"}
-PARTS = ("embedding", "blocks", "classifier")
 
 
 @torch.no_grad()
-def whole_invariants(network: Mapping[str, Any], positions: Tensor | None = None) -> Tensor:
+def whole_invariants(batch: Batch, positions: Tensor | None = None) -> Tensor:
     """Features that networks of the same function share, up to LayerNorm's ε.
 
     >>> from transformer_nfn.functional import small_transformer
-    >>> from transformer_nfn.models import network_of
     >>> space = small_transformer(tokens=4, classes=3, patch=2, d_model=8).space
     >>> named = {name: w[:, 0] for name, w in space.randn(5).items()}
-    >>> whole_invariants(network_of(named)).shape[0]
+    >>> whole_invariants(Batch.of(named)).shape[0]
     5
 
     Args:
-        network: a `Network` with blocks, classifier and, unless it reads word vectors, embedding.
+        batch: networks with blocks, classifier and, unless they read word vectors, embedding.
         positions: the constant ``[tokens, D]`` added to the first stream, or one for each network
             ``[n, tokens, D]``; None leaves them out.
 
     Returns:
         ``[n, F]`` in float64. F depends only on whether there are an embedding and positions.
     """
-    weights = {part: network[part] for part in PARTS if network.get(part) is not None}
-    doubled = map_network(weights, lambda w: w.double())
-    form = evenly_sized(normal_form(doubled, positions))
+    form = evenly_sized(normal_form(batch.to(torch.float64), positions))
     return map_rows(lambda rows: torch.cat(_features(_cut(form, rows)), -1), form.A, CHUNK)
 
 
@@ -273,16 +268,20 @@ class NormalForm:
     b_2: Tensor
 
 
-def normal_form(network: Mapping[str, Any], positions: Tensor | None) -> NormalForm:
+def normal_form(batch: Batch, positions: Tensor | None) -> NormalForm:
     """The network without what LayerNorm and ReLU discard.
 
     Args:
-        network: a dict with ``blocks`` (a list of dicts of ``W_Q`` … ``b_B``, each ``[n, 1,
-            *axes]``), ``classifier`` (``W_1``, ``b_1``, ``W_2``, ``b_2``, each ``[n, *axes]``)
-            and, unless it reads word vectors, ``embedding`` (``W``, ``b``). Blocks have one shape.
+        batch: networks with blocks of one shape, classifier and, unless they read word vectors,
+            embedding.
         positions: the constant ``[tokens, D]`` added to the first stream, or ``[n, tokens, D]``.
     """
-    blocks, classifier, embedding = _checked(network)
+    _check(batch)
+    blocks, classifier, embedding = (
+        batch.blocks(),
+        batch.part("classifier"),
+        batch.part("embedding"),
+    )
     w = {name: torch.stack([block[name][:, 0] for block in blocks], 1) for name in BLOCK_AXES}
     n, D = w["W_B"].shape[0], w["W_B"].shape[-1]
 
@@ -295,7 +294,7 @@ def normal_form(network: Mapping[str, Any], positions: Tensor | None) -> NormalF
     B_scale = _safe(_root_mean_square(written, (-2, -1)))
     W_1, b_1, W_2 = _unit_neurons(*(classifier[name] for name in ("W_1", "b_1", "W_2")))
     return NormalForm(
-        embedding=None if embedding is None else _centred(_with_bias(embedding), -1),
+        embedding=_centred(_with_bias(embedding), -1) if embedding else None,
         positions=None if positions is None else _centred(_positions(positions, n, D, V), -1),
         Q=_centred(w["W_Q"], -2) / w["W_Q"].shape[-1] ** 0.5,
         K=_centred(w["W_K"], -2),
@@ -366,46 +365,28 @@ def _positions(positions: Tensor, n: int, D: int, like: Tensor) -> Tensor:
     return positions.to(like).expand(n, -1, -1)
 
 
-def _checked(
-    network: Mapping[str, Any],
-) -> tuple[Sequence[Mapping[str, Tensor]], Mapping[str, Tensor], Mapping[str, Tensor] | None]:
-    """The three parts of a network; refuses one whose shapes do not fit together."""
-    blocks = network.get("blocks")
-    if not isinstance(blocks, Sequence) or len(blocks) == 0:
-        raise SpaceError("a whole network needs 'blocks', a list of at least one weight dict")
-    sizes: dict[str, int] = {}
-    for i, block in enumerate(blocks):
-        _check_part(f"blocks.{i}", block, BLOCK_AXES, sizes, ("n", "channel"))
-    if sizes["channel"] != 1:
-        raise SpaceError(f"weights of blocks must have one channel, found {sizes['channel']}")
-    classifier, embedding = network.get("classifier"), network.get("embedding")
-    _check_part("classifier", classifier, CLASSIFIER_AXES, sizes, ("n",))
-    if embedding is not None:
-        _check_part("embedding", embedding, EMBEDDING_AXES, sizes, ("n",))
-    assert isinstance(classifier, Mapping)
-    return blocks, classifier, embedding
-
-
-def _check_part(
-    part: str, tensors: Any, axes: Mapping[str, str], sizes: dict[str, int], lead: tuple[str, ...]
-) -> None:
-    """Notes the sizes of axes seen first, and refuses a tensor that contradicts them."""
-    if not isinstance(tensors, Mapping):
-        raise SpaceError(
-            f"a whole network needs '{part}' as a dict of tensors, found {type(tensors).__name__}"
-        )
-    for name, words in axes.items():
-        if name not in tensors:
-            raise SpaceError(f"tensor '{part}.{name}' is missing")
-        names, shape = (*lead, *words.split()), tensors[name].shape
-        if len(shape) != len(names):
+def _check(batch: Batch) -> None:
+    """Refuse networks that lack a tensor, or whose shapes do not fit together."""
+    shapes, sizes = batch.layout.shapes, dict[str, int]()
+    parts = {f"blocks.{i}": BLOCK_AXES for i in range(batch.layout.depth)}
+    if not parts:
+        raise SpaceError("a whole network needs at least one block, 'blocks.0.…', found none")
+    parts["classifier"] = CLASSIFIER_AXES
+    if batch.layout.part("embedding") is not None:
+        parts["embedding"] = EMBEDDING_AXES
+    for name, words in (
+        (f"{p}.{n}", words) for p, axes in parts.items() for n, words in axes.items()
+    ):
+        if name not in shapes:
+            raise SpaceError(f"tensor '{name}' is missing")
+        if len(shapes[name]) != len(words.split()):
             raise SpaceError(
-                f"tensor '{part}.{name}' must have the axes [{', '.join(names)}], "
-                f"found {list(shape)}"
+                f"tensor '{name}' must have the axes [{', '.join(words.split())}], found "
+                f"{list(shapes[name])}"
             )
-        for axis, size in zip(names, shape, strict=True):
+        for axis, size in zip(words.split(), shapes[name], strict=True):
             if sizes.setdefault(axis, size) != size:
                 raise SpaceError(
-                    f"axis {axis} of tensor '{part}.{name}' must have {sizes[axis]} entries as "
-                    f"elsewhere in the network, found {size}"
+                    f"axis {axis} of tensor '{name}' must have {sizes[axis]} entries as elsewhere "
+                    f"in the network, found {size}"
                 )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from transformer_nfn.functional import sinusoids, small_transformer
-from transformer_nfn.models.network import in_batches, network_of
+from transformer_nfn.models.batch import Batch
 from transformer_nfn.models.predictor import OUTPUTS as READS_OUTPUTS
 from transformer_nfn.models.predictor import LearningSet, Variant, predictor
 from transformer_nfn.models.pretrained import Inputs
@@ -152,49 +152,47 @@ class WholeNetwork(TaskReader):
         """Whether networks of other patches, tokens and classes are read: without probes."""
         return self.probes is None
 
-    def prepared(
-        self, network: Mapping[str, Any], positions: Tensor | None = None
-    ) -> dict[str, Any]:
-        """The network with its invariants beside its weights."""
-        if INVARIANTS in network:
-            return dict(network)
-        invariants = signed_log(whole_invariants(network, self._where(network, positions)))
-        return {**network, INVARIANTS: invariants.to(network["classifier"]["W_1"])}
+    def prepared(self, batch: Batch, positions: Tensor | None = None) -> Batch:
+        """The networks with their invariants beside their weights."""
+        if INVARIANTS in batch.computed:
+            return batch
+        invariants = signed_log(whole_invariants(batch, self._where(batch, positions)))
+        return batch.plus(INVARIANTS, invariants.to(batch.weights))
 
     @torch.no_grad()
-    def head_inputs(self, network: Mapping[str, Any]) -> dict[str, Any]:
+    def head_inputs(self, batch: Batch) -> Batch:
         """What the heads learn from, without the weights, for probes that do not change."""
-        inputs = {INVARIANTS: self.prepared(network)[INVARIANTS]}
-        if self.probes is not None:
-            inputs[OUTPUTS] = self._with_outputs(network, None)[OUTPUTS]
-        return inputs
+        batch = self.prepared(batch)
+        if self.probes is None:
+            return batch.only(INVARIANTS)
+        return self._with_outputs(batch, None).only(INVARIANTS, OUTPUTS)
 
-    def standardise(self, *networks: Mapping[str, Any]) -> None:
+    def standardise(self, *networks: Batch) -> None:
         """Set mean and scale of the invariants to those of these networks."""
-        rows = [self.prepared(network)[INVARIANTS].double() for network in networks]
+        rows = [self.prepared(batch).computed[INVARIANTS].double() for batch in networks]
         mean, scale = mean_and_scale(torch.cat(rows))
         self.mean.copy_(mean)
         self.scale.copy_(scale)
 
     def outputs(
-        self, network: Mapping[str, Any], inputs: Tensor, positions: Tensor | None = None
+        self, batch: Batch, inputs: Tensor, positions: Tensor | None = None
     ) -> ProbeOutputs:
         """Outputs of the networks on inputs like the probes, ``[inputs, tokens, width]``."""
-        return probe_outputs(network, inputs, self._where(network, positions))
+        return probe_outputs(batch, inputs, self._where(batch, positions))
 
-    def logits(self, network: Mapping[str, Any], positions: Tensor | None = None) -> Tensor:
+    def logits(self, batch: Batch, positions: Tensor | None = None) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""
-        network = self._with_outputs(network, positions)
+        batch = self._with_outputs(batch, positions)
         total = torch.zeros((), device=self.mean.device)
-        for module, features in self._features(network, positions):
+        for module, features in self._features(batch, positions):
             value = module(features).squeeze(-1)
-            total = total + (value if module is self.output_head else self._share(network) * value)
+            total = total + (value if module is self.output_head else self._share(batch) * value)
         return total if self.curve is None else piecewise_linear(total, self.curve)
 
-    def features(self, network: Mapping[str, Any], positions: Tensor | None = None) -> Tensor:
+    def features(self, batch: Batch, positions: Tensor | None = None) -> Tensor:
         """Inputs of all heads, ``[batch, F]``; F is the same for networks of any size."""
-        network = self._with_outputs(network, positions)
-        return torch.cat([features for _, features in self._features(network, positions)], -1)
+        batch = self._with_outputs(batch, positions)
+        return torch.cat([features for _, features in self._features(batch, positions)], -1)
 
     def calibrate(self, curve: np.ndarray) -> None:
         """Let logits follow a rising curve from now on: its knots and values, ``[2, n]``."""
@@ -235,9 +233,9 @@ class WholeNetwork(TaskReader):
         find_probes(self, train, seed, steps=steps, per_group=per_group)
 
     @torch.no_grad()
-    def finish(self, val: Sequence[LearningSet], inputs: Sequence[Mapping[str, Any]]) -> None:
+    def finish(self, val: Sequence[LearningSet], inputs: Sequence[Batch]) -> None:
         """Calibrate the outputs on the validation networks; the order does not change."""
-        logits = torch.cat([in_batches(self.logits, network) for network in inputs])
+        logits = torch.cat([batch.in_chunks(self.logits) for batch in inputs])
         truth = torch.cat([data.accuracy for data in val]).double().cpu().numpy()
         self.calibrate(fit_curve(logits.double().cpu().numpy(), truth))
 
@@ -258,33 +256,31 @@ class WholeNetwork(TaskReader):
         return entropy + self.order * order_loss(logits, accuracy) if self.order else entropy
 
     def _features(
-        self, network: Mapping[str, Any], positions: Tensor | None
+        self, batch: Batch, positions: Tensor | None
     ) -> Iterator[tuple[nn.Module, Tensor]]:
         """Each head and its inputs, for networks with output features."""
         if self.output_head is not None:
-            yield self.output_head, self._output_inputs(network[OUTPUTS])
+            yield self.output_head, self._output_inputs(batch.computed[OUTPUTS])
         if self.invariant_head is not None:
-            x = self.prepared(network, positions)[INVARIANTS]
+            x = self.prepared(batch, positions).computed[INVARIANTS]
             yield self.invariant_head, standardised(x, self.mean, self.scale)
 
     def _output_inputs(self, outputs: Tensor) -> Tensor:
         """What the head on outputs reads."""
         return outputs
 
-    def _with_outputs(
-        self, network: Mapping[str, Any], positions: Tensor | None
-    ) -> Mapping[str, Any]:
-        """The network with the features of its outputs on the probes."""
-        if self.probes is None or OUTPUTS in network:
-            return network
-        outputs = self.outputs(network, self.probes(), positions)
-        return {**network, OUTPUTS: output_features(outputs)}
+    def _with_outputs(self, batch: Batch, positions: Tensor | None) -> Batch:
+        """The networks with the features of their outputs on the probes."""
+        if self.probes is None or OUTPUTS in batch.computed:
+            return batch
+        return batch.plus(OUTPUTS, output_features(self.outputs(batch, self.probes(), positions)))
 
-    def _share(self, network: Mapping[str, Any]) -> Tensor | float:
+    def _share(self, batch: Batch) -> Tensor | float:
         """Weight of what is read from weights: 0 where outputs are constant, for dead networks."""
         if self.probes is None:
             return 1.0
-        return outputs_vary(network[OUTPUTS], self._config["probes"], self._config["classes"])
+        outputs = batch.computed[OUTPUTS]
+        return outputs_vary(outputs, self._config["probes"], self._config["classes"])
 
 
 def order_loss(logits: Tensor, accuracy: Tensor) -> Tensor:
@@ -319,4 +315,4 @@ def count_invariants(images: bool) -> int:
     patch = 4 if images else 0
     space = small_transformer(tokens, 2, patch, d_model=D, heads=1, d_ff=D, blocks=1).space
     made = {name: torch.ones(1, *shape) for name, shape in space.shapes.items()}
-    return whole_invariants(network_of(made), sinusoids(tokens, D)).shape[1]
+    return whole_invariants(Batch.of(made), sinusoids(tokens, D)).shape[1]

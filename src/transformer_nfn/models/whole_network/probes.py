@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformer_nfn import native_network
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.zoo_network import EPS, zoo_logits
-from transformer_nfn.models.network import in_chunks, tensors_of
+from transformer_nfn.models.batch import Batch
 
 INITIAL_SIZE = 0.5
 """Size of the entries of a probe before any training."""
@@ -96,33 +96,33 @@ class ProbeOutputs(NamedTuple):
     similarity: Tensor
 
 
-def probe_outputs(network: Mapping[str, Any], inputs: Tensor, positions: Tensor) -> ProbeOutputs:
+def probe_outputs(batch: Batch, inputs: Tensor, positions: Tensor) -> ProbeOutputs:
     """Outputs of every network on every input; in float32 on a CPU by compiled C.
 
     Args:
-        network: a `Network`.
+        batch: the networks.
         inputs: ``[inputs, tokens, patch]``, or word vectors where the network has no embedding.
         positions: ``[≥ tokens, D]``.
     """
-    if native_network.fits(network):
-        return ProbeOutputs(*native_network.probe_outputs(network, inputs, positions))
-    networks = len(network["classifier"]["W_1"])
-    if torch.is_grad_enabled() or networks <= CHUNK:
-        return _outputs(network, inputs, positions)
-    chunks = [_outputs(part, inputs, positions) for part in in_chunks(network, CHUNK)]
+    tensors = batch.views
+    if native_network.fits(tensors):
+        return ProbeOutputs(*native_network.probe_outputs(tensors, inputs, positions))
+    if torch.is_grad_enabled() or len(batch) <= CHUNK:
+        return _outputs(batch, inputs, positions)
+    chunks = [_outputs(part, inputs, positions) for part in batch.chunks(CHUNK)]
     return ProbeOutputs(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
 
 
-def _outputs(network: Mapping[str, Any], inputs: Tensor, positions: Tensor) -> ProbeOutputs:
+def _outputs(batch: Batch, inputs: Tensor, positions: Tensor) -> ProbeOutputs:
     similarity: list[Tensor] = []
     logits = observed_logits(
-        network, inputs, positions, lambda x: similarity.append(_token_similarity(x.detach()))
+        batch.views, inputs, positions, lambda x: similarity.append(_token_similarity(x.detach()))
     )
     return ProbeOutputs(logits, torch.stack(similarity, -1))
 
 
 def observed_logits(
-    network: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
     inputs: Tensor,
     positions: Tensor,
     observe: Callable[[Tensor], None],
@@ -130,14 +130,12 @@ def observed_logits(
     """Logits ``[networks, inputs, classes]`` of every network on every input, in PyTorch.
 
     Args:
-        network: a `Network`.
+        tensors: of the networks by name, ``[networks, *axes]``.
         inputs: as in `probe_outputs`.
         positions: as in `probe_outputs`.
         observe: called with the output ``[networks, inputs, tokens, D]`` of each block.
     """
-    blocks = [{name: w[:, 0] for name, w in block.items()} for block in network["blocks"]]
-    named = tensors_of({**network, "blocks": blocks})
-    return zoo_logits(named, inputs[None], positions, observe=observe)
+    return zoo_logits(tensors, inputs[None], positions, observe=observe)
 
 
 def _token_similarity(x: Tensor) -> Tensor:

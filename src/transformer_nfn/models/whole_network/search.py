@@ -8,7 +8,7 @@ the task's classes in seconds, from weights and accuracies alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
+from transformer_nfn.models.batch import Batch
 from transformer_nfn.models.cuda_graphs import GraphSteps, set_rate
-from transformer_nfn.models.network import map_network
 from transformer_nfn.models.predictor import LearningSet
 
 STEPS, MAX_STEPS = 480, 1440
@@ -82,8 +82,8 @@ def find_probes(
         inputs, labels = module.probes().chunk(groups), module.probes.labels.chunk(groups)
         loss = torch.zeros((), device=device)
         for picks, probes, label in zip(rows, inputs, labels, strict=True):
-            network = map_network(datasets[size].network, lambda w, picks=picks: w[picks])
-            logits = module.outputs(network, probes).logits.flatten(0, 1)
+            batch = datasets[size].network[picks]
+            logits = module.outputs(batch, probes).logits.flatten(0, 1)
             loss = loss + cross_entropy(logits, label.repeat(len(picks)))
         loss.backward()
         optimiser.step()
@@ -98,7 +98,7 @@ def find_probes(
 
 @torch.no_grad()
 def sampled_texts(
-    answers: Callable[[Mapping[str, Any], Tensor], Tensor],
+    answers: Callable[[Batch, Tensor], Tensor],
     probes: Any,
     data: LearningSet,
     seed: int,
@@ -117,18 +117,18 @@ def sampled_texts(
     ((_, drawn),) = _draws([data.skills], 1, seed, groups, writers)
     generator = torch.Generator().manual_seed(seed)
 
-    def sampled(network: Mapping[str, Any], text: Tensor, place: int) -> Tensor:
+    def sampled(batch: Batch, text: Tensor, place: int) -> Tensor:
         inputs = one_hot(text, tokens).float().to(device)
-        logits = answers(network, inputs)[0, :, place]
+        logits = answers(batch, inputs)[0, :, place]
         return torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).squeeze(1)
 
     texts = []
     for row in drawn.flatten().tolist():
-        network = map_network(data.network, lambda w, row=row: w[row : row + 1])
+        batch = data.network[row : row + 1]
         text = torch.randint(tokens, (-(-count // drawn.numel()), length), generator=generator)
-        text[:, 0] = sampled(network, text, 0)
+        text[:, 0] = sampled(batch, text, 0)
         for place in range(length - 1):
-            text[:, place + 1] = sampled(network, text, place)
+            text[:, place + 1] = sampled(batch, text, place)
         texts.append(text)
     return torch.cat(texts)[:count].to(device)
 

@@ -12,10 +12,10 @@ left out at random or, if that is higher, as a recipe (`recipe_labels`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,15 +25,15 @@ from transformer_nfn.checkpoints.families import Model, read_model
 from transformer_nfn.io.checkpoint import Checkpoint
 from transformer_nfn.io.tensor_files import InMemory, write_tensors
 from transformer_nfn.models.invariants import FEATURES
+from transformer_nfn.prediction.checkpoint_reader import model_features
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard.estimators import HealthyDistance, flatten, unflatten
 from transformer_nfn.prediction.metrics import highest_quantile
-from transformer_nfn.prediction.own_networks import model_features
 from transformer_nfn.prediction.recipe_shift import recipe_labels, target_thirds
 from transformer_nfn.prediction.runs import OWN_GUARD_FILE, RunError, read_state
 from transformer_nfn.prediction.training_set import TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import random_folds
-from transformer_nfn.zoo import ModelZoo
+from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.training.damage import damage_generator, pruned, shuffled
 
 FALSE_ALARMS = 0.05
@@ -147,11 +147,12 @@ def _score(distances: tuple[HealthyDistance, HealthyDistance], features: Tensor)
 
 def invariants_of(data: Dataset) -> Tensor:
     """Invariants of networks of any family, ``[n, F]`` in float64 on the CPU."""
-    return cast("Mapping[str, Tensor]", data.network)[FEATURES].double().cpu()
+    features: Tensor = data.network.computed[FEATURES]
+    return features.double().cpu()
 
 
 def fit_own_guard(
-    zoo: ModelZoo, train: Dataset, radius: float, report: Report | None = None
+    zoo: Zoo, train: Dataset, radius: float, report: Report | None = None
 ) -> OwnGuard | None:
     """Fit a guard to the training networks of a zoo; None if these are too few, or have classes.
 
@@ -164,14 +165,14 @@ def fit_own_guard(
     if train.target.kind == "class":
         return None
     floor = float(train.truth.min()) + radius if train.target.kind == "share" else -1e300
-    network: Any = {FEATURES: invariants_of(train)}
+    network = train.network.to("cpu").only(FEATURES)
     train = replace(train, network=network, accuracy=train.accuracy.cpu())
     train = train.take(np.flatnonzero(train.truth > floor))
     if len(train) < MIN_NETWORKS:
         return None
     copies = []
     for i, row in enumerate(train.columns["row"].tolist()):
-        with zoo[row] as model:
+        with zoo.model(row) as model:
             damaged = damaged_copies(model, f"{row}").values()
             copies.append(torch.stack([model_features(copy) for copy in damaged]))
         if report is not None:

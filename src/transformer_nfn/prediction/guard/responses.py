@@ -7,14 +7,11 @@ network gives constant or random outputs, while a trained one separates them wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, one_hot
 
-from transformer_nfn.models import map_network
+from transformer_nfn.models import Batch
 from transformer_nfn.models.task_reader import MAX_TOKENS
 from transformer_nfn.models.whole_network.probes import (
     ProbeOutputs,
@@ -81,8 +78,8 @@ class _ProbeModule(nn.Module):
         # On the device of the probes: a captured step copies nothing to it.
         self.register_buffer("positions", sizes.positions(), persistent=False)
 
-    def outputs(self, network: Mapping[str, Any], inputs: Tensor) -> ProbeOutputs:
-        return probe_outputs(network, inputs, self.positions)
+    def outputs(self, batch: Batch, inputs: Tensor) -> ProbeOutputs:
+        return probe_outputs(batch, inputs, self.positions)
 
 
 @torch.no_grad()
@@ -98,7 +95,7 @@ def responses(data: Dataset, sizes: NetworkSizes, agreed: Tensor) -> Tensor:
     """
     if len(data) == 0:
         return torch.empty(0, COUNT, dtype=torch.float64)
-    network, device = map_network(data.network, lambda w: w.float()), data.accuracy.device
+    network, device = data.network.to(torch.float32), data.accuracy.device
     inputs = torch.cat([agreed.float(), drawn_inputs(sizes)]).to(device)
     logits = probe_outputs(network, inputs, sizes.positions().to(device)).logits.double()
     logits = logits - logits.mean(-1, keepdim=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +32,10 @@ from transformer_nfn.zoo.store.shards import DTYPES, read_header
 FORMAT = 1
 KIND = "transformer-nfn zoo"
 MODELS_KIND = "transformer-nfn model zoo"
-"""Kind of the ``zoo.json`` of a zoo of any checkpoints; see `store.model_zoo.ModelZoo`."""
+"""Kind of the ``zoo.json`` of a zoo of networks of a user: checkpoints of any family, or arrays."""
 INDEX = "index.parquet"
 GROUPS_FILE = "kinds.json"
-"""Marks the folder of a mixed zoo, whose zoos are subfolders; see `store.zoo.MixedZoo`."""
+"""Marks the folder of a mixed zoo, whose zoos are subfolders; see `store.zoo.Zoo`."""
 VECTORS_FILE = "vectors.safetensors"
 MAX_SHARDS = 99_999
 """Shards have names of five digits."""
@@ -443,6 +443,29 @@ def check_outside_zoos(path: Path, *, new: bool = False) -> None:
             raise StoreError(f"'{path}' lies in the zoo '{folder}': choose another place")
 
 
+def _lock(file: int, wait: bool) -> bool:
+    """Lock an open file, until it is closed; False where another process holds it."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            mode = msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK
+            while True:
+                try:
+                    msvcrt.locking(file, mode, 1)
+                    return True
+                except OSError:
+                    if not wait:  # waiting ends after ten attempts
+                        return False
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def claim(folder: Path, name: str, *, wait: bool = False) -> Iterator[bool]:
     """Lock ``name`` in ``folder``: whether this process holds it. The lock ends with the process.
@@ -457,9 +480,4 @@ def claim(folder: Path, name: str, *, wait: bool = False) -> Iterator[bool]:
     except OSError as error:
         raise StoreError(f"{claims}: cannot be written ({error.strerror})") from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+        yield _lock(file.fileno(), wait)

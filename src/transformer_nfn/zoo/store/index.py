@@ -16,6 +16,7 @@ from transformer_nfn.errors import needs_extra
 from transformer_nfn.io.files import import_arrow, read_parquet
 from transformer_nfn.io.json_fields import Fields, parse_object
 from transformer_nfn.zoo.errors import StoreError, ZooError
+from transformer_nfn.zoo.targets import ARRAY_COLUMNS, RESERVED, WHOLE, as_column, check_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -217,3 +218,54 @@ def _check_shards(shards: object, columns: Mapping[str, np.ndarray], where: str)
     missing = set(columns["shard"][~columns["crashed"]].tolist()) - set(fields.data)
     if missing:
         raise StoreError(f"{where}: shard {min(missing)!r} has no checksum")
+
+
+def table_bytes(table: Mapping[str, np.ndarray], reserved: Sequence[str] = RESERVED) -> bytes:
+    """The index of a zoo of a user as the bytes of a Parquet file; see `read_table`."""
+    pa, pq = arrow()
+    columns = {}
+    for name, column in table.items():
+        place = name in reserved and name in WHOLE
+        text = (name in reserved and not place) or column.dtype == object
+        whole = place and (not text or not len(column))
+        text &= not whole
+        columns[name] = pa.array(
+            column.tolist(), pa.string() if text else pa.int64() if whole else None
+        )
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out, compression="zstd")
+    return out.getvalue()
+
+
+def read_table(data: bytes, where: str) -> dict[str, np.ndarray]:
+    """Read and check what `table_bytes` wrote; ``where`` is the file, for errors."""
+    pa, _ = arrow()
+    try:
+        read = read_parquet(data)
+        table = {}
+        for field in read.schema:
+            values = read.column(field.name).to_pylist()
+            text = pa.types.is_string(field.type)
+            if not (text or pa.types.is_integer(field.type) or pa.types.is_floating(field.type)):
+                raise ValueError(f"column '{field.name}' of {field.type}")
+            table[field.name] = np.array(values, dtype=object) if text else as_column(values)
+    except (pa.ArrowException, OSError, TypeError, ValueError, OverflowError) as error:
+        raise StoreError(f"{where}: damaged, not an index of a zoo ({error})") from error
+    reserved = ARRAY_COLUMNS if tuple(table)[: len(ARRAY_COLUMNS)] == ARRAY_COLUMNS else RESERVED
+    if tuple(table)[: len(reserved)] != reserved:
+        raise StoreError(f"{where}: expected the columns {', '.join(RESERVED)} first")
+    for name, column in table.items():
+        text = column.dtype == object and all(isinstance(v, str) for v in column.tolist())
+        number = column.dtype != object and not bool(np.isinf(column).any())
+        kept = text or column.dtype == np.int64 if name in WHOLE else text
+        if not (kept or not len(column) if name in reserved else text or number):
+            raise StoreError(f"{where}: column '{name}' expected numbers, or text, of one type")
+    names = table["network"].tolist()
+    if len(set(names)) < len(names):
+        raise StoreError(f"{where}: column 'network' holds '{max(names, key=names.count)}' twice")
+    for name in names:  # an export makes folders of these names
+        try:
+            check_name(name)
+        except ZooError as error:
+            raise StoreError(f"{where}: column 'network': {error}") from error
+    return table

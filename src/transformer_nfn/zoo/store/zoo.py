@@ -1,11 +1,12 @@
-"""Zoos as datasets: select rows, read and run their networks; mixed zoos of several sizes."""
+"""A zoo: a table with a row for each network, and the storage of their weights."""
 
 from __future__ import annotations
 
 import base64
 import math
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,48 +14,83 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.families import Model, OpenOptions, read_model
+from transformer_nfn.functional.zoo_network import NAME
+from transformer_nfn.io.checkpoint import Checkpoint
 from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.io.location import Location
+from transformer_nfn.io.tensor_files import InMemory
 from transformer_nfn.known_tasks import SEED_KINDS, TASKS, UNKNOWN_SEEDS, seeds_text
-from transformer_nfn.models import Network, network_of
+from transformer_nfn.models import Batch, RowLayout
+from transformer_nfn.models.predictor import ARRAYS, BUILT, CHECKPOINTS
 from transformer_nfn.notebook import to_html
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.module import SmallTransformer, load_network
-from transformer_nfn.zoo.sizes import SizeGroup
+from transformer_nfn.zoo.sizes import NetworkSizes, SizeGroup
+from transformer_nfn.zoo.store.arrays import array_layout, as_rows, write_arrays
+from transformer_nfn.zoo.store.checkpoints import Checkpoints, Source, opened, plain_name
+from transformer_nfn.zoo.store.dataset import ZooDataset
 from transformer_nfn.zoo.store.folder import (
     GROUPS_FILE,
+    INDEX,
     MODELS_KIND,
     Checksums,
     Folder,
     WordVectors,
+    check_fresh,
+    check_outside_zoos,
+    claim,
     zoo_kind,
 )
-from transformer_nfn.zoo.store.index import COLUMNS, IndexedRows, Rows, split_rows, to_frame
-from transformer_nfn.zoo.store.model_zoo import ModelZoo
-from transformer_nfn.zoo.store.shards import ShardReader
+from transformer_nfn.zoo.store.index import (
+    IndexedRows,
+    Rows,
+    read_table,
+    split_rows,
+    table_bytes,
+)
+from transformer_nfn.zoo.store.packed import PackedRows
+from transformer_nfn.zoo.store.shards import DTYPES
+from transformer_nfn.zoo.targets import (
+    ARRAY_COLUMNS,
+    RESERVED,
+    TEST_ACCURACY,
+    Value,
+    as_column,
+    plain_targets,
+    read_frame,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Item = tuple[Weights, Tensor]
-"""The weights of one network, ``[*axes]`` each, and its test accuracy, a scalar."""
-# An open shard costs a file handle, and systems allow about a thousand.
-OPEN_SHARDS = 256
-# Networks that iterating over a zoo reads at once.
-ITERATED = 64
 # Batches prefetched from disk.
 FETCH_AHEAD = 4
+SAVE_EVERY = 5.0
+"""Seconds between writes of the index."""
+RUN = "run"
+"""Target whose equal values are checkpoints of one training."""
+SPACE_KEY = "transformer_nfn.space"
+"""Metadata of a file that holds the weight space of its network."""
+GROUPS_KIND = "transformer-nfn mixed zoo"
+SHARD_BYTES = 1 << 28
+"""Numbers of arrays are stored in shards of this size."""
 
 
 class Zoo(IndexedRows):
-    """A zoo on disk, as a map-style dataset of networks. Crashed runs have no rows.
+    """A zoo on disk: a row for each network in a table, and their weights.
+
+    A zoo that `tnfn zoo build` made holds networks of one size for one task, or of several; its
+    table says how they were trained. In a zoo of a user, networks have a name and targets, and are
+    checkpoints of any family or arrays of one layout. Crashed runs have no rows.
 
     Attributes:
         path: the folder.
-        metadata: the content of ``zoo.json``.
-        sizes: sizes of every network.
-        table: the index as columns (NumPy arrays), one row per checkpoint.
+        metadata: the content of ``zoo.json``, or of the file that lists the sizes.
+        table: the index as columns (NumPy arrays), one row per network.
+        storage: of the weights; None where the sizes have a zoo each.
+        parts: the zoo of each size by name; this zoo itself where there is one size.
         crashed: ids of the runs without a checkpoint.
 
     >>> zoo = Zoo.open("mnist-sample")
@@ -67,70 +103,186 @@ class Zoo(IndexedRows):
     torch.Size([1, 10])
     """
 
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
-        self.path = folder.path
-        self.metadata = folder.metadata
-        self.sizes = folder.sizes
-        index = folder.index()
-        alive = ~index.columns["crashed"].astype(bool)
-        self.table: dict[str, np.ndarray] = {k: v[alive] for k, v in index.columns.items()}
-        self.crashed: list[str] = sorted(index.columns["run"][~alive].tolist())
-        self._headers = index.shards
-        self._readers: OrderedDict[str, ShardReader] = OrderedDict()
+    def __init__(
+        self,
+        path: Path,
+        metadata: dict[str, Any],
+        table: dict[str, np.ndarray],
+        storage: PackedRows | Checkpoints | None = None,
+        *,
+        folder: Folder | None = None,
+        parts: Mapping[str, Zoo] | None = None,
+    ) -> None:
+        self.path, self.metadata, self.storage = path, metadata, storage
+        self.table = table
+        self._folder, self._parts = folder, parts
+        self.crashed: list[str] = []
 
     @staticmethod
     def open(path: Path | str) -> Zoo:
         """Open a zoo, finished or not, by its folder or asset name; reads no weights."""
-        return Zoo(Folder.open(Location.of(path).folder("zoo")))
+        path = Location.of(path).folder("zoo")
+        if (path / GROUPS_FILE).is_file():
+            return _open_sizes(path)
+        if zoo_kind(path) == MODELS_KIND:
+            return _open_named(path)
+        return Zoo.of_folder(Folder.open(path))
+
+    @staticmethod
+    def of_folder(folder: Folder) -> Zoo:
+        """A zoo of networks that were trained here, of one size."""
+        index = folder.index()
+        alive = ~index.columns["crashed"].astype(bool)
+        table: dict[str, np.ndarray] = {k: v[alive] for k, v in index.columns.items()}
+        rows = PackedRows(folder.path, folder.sizes.row_layout, index.shards, table)
+        zoo = Zoo(folder.path, folder.metadata, table, rows, folder=folder)
+        zoo.crashed = sorted(index.columns["run"][~alive].tolist())
+        return zoo
+
+    @staticmethod
+    def create(path: Path | str) -> Zoo:
+        """A zoo of checkpoints in a new or empty folder, or the one that is there.
+
+        >>> from transformer_nfn.testing import write_example_checkpoint
+        >>> zoo = Zoo.create("zoos/mine")
+        >>> for seed, loss in enumerate([3.1, 2.9]):
+        ...     row = zoo.add(write_example_checkpoint(f"llama-{seed}", seed), loss=loss, run="a")
+        >>> len(zoo), zoo.targets["loss"].tolist()
+        (2, [3.1, 2.9])
+        >>> with zoo.model(1) as model:
+        ...     model.description.family, model.path.name
+        ('llama', '00001')
+        """
+        path = Path(path)
+        try:
+            check_outside_zoos(path)
+            check_fresh(path)
+        except StoreError:
+            if zoo_kind(path) != MODELS_KIND:  # else it is there already
+                raise
+        with claim(path, "index", wait=True):
+            if zoo_kind(path) != MODELS_KIND:
+                empty = {name: np.array([], dtype=object) for name in RESERVED}
+                Checksums(path).replace(INDEX, table_bytes(empty))
+                Checksums(path).write_metadata("zoo.json", MODELS_KIND, {"origin": "import"})
+        return Zoo.open(path)
+
+    @staticmethod
+    def from_arrays(
+        path: Path | str,
+        weights: np.ndarray | Tensor,
+        layout: Mapping[str, Sequence[int]],
+        table: pd.DataFrame | Mapping[str, Sequence[Any]] | str | Path | None = None,
+        *,
+        skip: bool = False,
+    ) -> Zoo:
+        """Make a zoo of networks of any kind from an array of their weights.
+
+        Args:
+            path: a new or empty folder.
+            weights: a row of numbers for each network, ``[n, W]``; float16 stays, all else becomes
+                float32.
+            layout: names and shapes of the tensors in a row, in order.
+            table: a line for each network, in order: targets, and perhaps a column ``network`` of
+                names and a column ``run``; a data frame, columns by name, or a file of a table.
+                Missing values are allowed.
+            skip: leave out networks whose weights are not finite, instead of refusing them.
+
+        >>> W = np.random.default_rng(0).normal(size=(20, 14))
+        >>> zoo = Zoo.from_arrays("cnns", W, {"conv": (3, 4), "bias": (2,)}, {"loss": range(20)})
+        >>> zoo.weights([3])["conv"].shape, zoo.targets["loss"].tolist()[3]
+        (torch.Size([1, 3, 4]), 3)
+        """
+        write_arrays(Path(path), as_rows(weights), array_layout(layout), table, skip=skip)
+        return Zoo.open(path)
 
     def __repr__(self) -> str:
+        facts = f"{len(self):,} networks"
+        if self.named:
+            of = ", ".join(self.families) if self.layout is None else f"{self.layout.width} weights"
+            targets = ", ".join(self.targets) or "none"
+            return f"Zoo('{self.path}', {facts}: {of or 'none yet'}; targets: {targets})"
+        if self.mixed:
+            return f"Zoo('{self.path}', {self.task}, {facts} of {len(self.parts)} sizes)"
         runs = len(set(self.table["run"].tolist()))
         state = "" if self.finished else ", not finished"
         return (
-            f"Zoo('{self.path}', {self.task}, {len(self):,} networks of "
-            f"{runs:,} runs, {self.space.num_weights:,} weights each{state})"
+            f"Zoo('{self.path}', {self.task}, {facts} of {runs:,} runs, "
+            f"{self.space.num_weights:,} weights each{state})"
         )
 
     def _repr_html_(self) -> str:
         """What notebooks show."""
-        accuracy = self.table["test_accuracy"]
+        facts = {"networks": f"{len(self):,}{'' if self.finished else ', not finished'}"}
+        if self.named:
+            families = Counter(self.table.get("family", np.array([])).tolist())
+            facts |= {name: str(n) for name, n in families.items()}
+            return to_html(f"Zoo {self.path}", {**facts, "targets": ", ".join(self.targets)})
+        if self.mixed:
+            facts |= {name: f"{len(part):,}" for name, part in self.parts.items()}
+            return to_html(f"Zoo {self.path}", {"task": self.task, **facts})
+        accuracy = self.table[TEST_ACCURACY]
         known = accuracy[~np.isnan(accuracy)]
-        spread = f"{known.min():.1%} to {known.max():.1%}" if len(known) else "unknown"
-        facts = {
+        facts |= {
             "task": self.task,
-            "networks": f"{len(self):,}{'' if self.finished else ', not finished'}",
             "weights of each": f"{self.space.num_weights:,}",
             "seeds": seeds_text(self.seeds),
-            "test accuracy": spread,
+            "test accuracy": f"{known.min():.1%} to {known.max():.1%}" if len(known) else "unknown",
         }
         return to_html(f"Zoo {self.path}", facts)
 
-    def __getitem__(self, row: int) -> Item:
-        """One network ``[*axes]`` and its test accuracy, as a `DataLoader` takes them."""
-        return self.__getitems__([self._at(row)])[0]
+    @property
+    def parts(self) -> Mapping[str, Zoo]:
+        """The zoo of each size; this one, without a name, where sizes have none."""
+        return {"": self} if self._parts is None else self._parts
 
-    def __getitems__(self, rows: Sequence[int]) -> list[Item]:
-        """Several rows at once, as a `DataLoader` reads them."""
-        named = self.weights(rows)
-        accuracies = self.table["test_accuracy"][np.asarray(rows, dtype=np.int64)]
-        return [
-            ({name: w[i] for name, w in named.items()}, torch.tensor(accuracy))
-            for i, accuracy in enumerate(accuracies.astype(np.float32).tolist())
-        ]
+    @property
+    def mixed(self) -> bool:
+        """Whether its networks have sizes with names, and a zoo for each."""
+        return self._parts is not None
 
-    def __iter__(self) -> Iterator[Item]:
-        """All networks with their accuracies, in row order."""
-        for start in range(0, len(self), ITERATED):
-            yield from self.__getitems__(range(start, min(start + ITERATED, len(self))))
+    @property
+    def named(self) -> bool:
+        """Whether its networks were brought by a user, with names and targets."""
+        return "network" in self.table
 
-    def __getstate__(self) -> dict[str, Any]:
-        """State for another process, such as a `DataLoader` worker: without open files."""
-        return {**vars(self), "_readers": OrderedDict()}
+    @property
+    def kind(self) -> str:
+        """What its networks are, one of `models.predictor.ZOOS`."""
+        if not self.named:
+            return BUILT
+        return CHECKPOINTS if self.layout is None else ARRAYS
+
+    @property
+    def layout(self) -> RowLayout | None:
+        """Names and shapes of the tensors in a row; None for checkpoints and several sizes."""
+        return self.storage.layout if isinstance(self.storage, PackedRows) else None
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Families of its checkpoints, each once; none of other networks."""
+        return tuple(dict.fromkeys(self.table.get("family", np.array([])).tolist()))
+
+    @property
+    def known_sizes(self) -> NetworkSizes | None:
+        """Sizes of networks that were trained here; None for others."""
+        return None if self._folder is None else self._folder.sizes
+
+    @property
+    def sizes(self) -> NetworkSizes:
+        """Sizes of networks that were trained here; other zoos have none."""
+        if self._folder is None:
+            raise ZooError(
+                f"'{self.path}' holds networks of several sizes"
+                if self.mixed
+                else f"'{self.path}' holds networks of a user: expected those of one task that "
+                "`tnfn zoo build` trains"
+            )
+        return self._folder.sizes
 
     @property
     def space(self) -> WeightSpace:
-        """The weight space of the networks."""
+        """The weight space of networks that were trained here."""
         return self.sizes.space
 
     @property
@@ -141,135 +293,207 @@ class Zoo(IndexedRows):
     @property
     def task(self) -> str:
         """The name of the task."""
-        return str(self.metadata["task"]["name"])
+        task = self.metadata.get("task", "own networks")
+        return str(task["name"] if isinstance(task, Mapping) else task)
 
     @property
     def runs(self) -> np.ndarray:
-        """The run of each network."""
-        return self.table["run"].astype(str)
+        """The run of each network; each its own where no column says so."""
+        return self.table[RUN if RUN in self.table else "network"].astype(str)
 
     @property
     def seeds(self) -> str:
         """``one`` if all runs share a seed, ``each`` if every run has its own, ``unknown``."""
-        return self._folder.seeds
+        if self._folder is not None:
+            return self._folder.seeds
+        return str(self.metadata.get("seeds", UNKNOWN_SEEDS))
 
     @property
     def finished(self) -> bool:
-        """Whether all shards are on disk."""
-        return len(self._headers) == len(self._folder.shards)
+        """Whether all shards of all sizes are on disk."""
+        if self._parts is not None:
+            every = len(self._parts) == len(self.metadata["kinds"])
+            return every and all(part.finished for part in self._parts.values())
+        if self._folder is None or not isinstance(self.storage, PackedRows):
+            return True
+        return len(self.storage.shards) == len(self._folder.shards)
+
+    @property
+    def targets(self) -> dict[str, np.ndarray]:
+        """The user's columns: numbers (``int64``, or ``float64`` with NaN where one is missing) or
+        text (objects, empty where one is missing)."""
+        if not self.named:
+            return {}
+        reserved = RESERVED if self.layout is None else ARRAY_COLUMNS
+        return {name: self.table[name] for name in self.table if name not in reserved}
 
     def select(
         self,
         *,
-        epoch: int | None = None,
         percent: int | None = None,
         best: bool | None = None,
         min_accuracy: float | None = None,
         max_accuracy: float | None = None,
-        optimizer: str | None = None,
         runs: Sequence[str] | None = None,
+        **values: Value | Sequence[Value] | None,
     ) -> np.ndarray:
         """Numbers of the matching rows, ``int64``.
 
         Args:
-            epoch: checkpoints of this epoch. With ``epoch`` or ``percent`` and without ``best``,
-                rows stored only as a run's best are left out.
             percent: checkpoints at 50, 75 or 100 percent of the training. In short trainings
                 one checkpoint counts as several: of three epochs the last is at 75 and 100.
-            best: only rows that are (are not) the best of their run.
+            best: only rows that are (are not) the best of their run. With ``epoch`` or ``percent``
+                and without it, rows stored only as a run's best are left out.
             min_accuracy: minimum test accuracy.
             max_accuracy: maximum test accuracy.
-            optimizer: only runs of this optimiser.
             runs: only these runs.
+            values: by column, a value or a list of them.
+
+        >>> len(Zoo.open("mnist-sample").select(optimizer=["adam", "sgd"]))
+        82
         """
-        t = self.table
         match = np.ones(len(self), dtype=bool)
-        if best is None and (epoch is not None or percent is not None):
+        if not self.named and best is None and (percent, values.get("epoch")) != (None, None):
             best = False
         if percent is not None:
             match &= self._at_percent(percent)
-        for column, value in (
-            ("epoch", epoch),
-            ("best", best),
-            ("optimizer", optimizer),
-        ):
-            if value is not None:
-                match &= t[column] == value
+        if best is not None:
+            match &= self._column("best") == best
         if min_accuracy is not None:
-            match &= t["test_accuracy"] >= min_accuracy
+            match &= self._column(TEST_ACCURACY) >= min_accuracy
         if max_accuracy is not None:
-            match &= t["test_accuracy"] <= max_accuracy
+            match &= self._column(TEST_ACCURACY) <= max_accuracy
         if runs is not None:
-            match &= np.isin(t["run"].astype(str), np.array(list(runs), dtype=str))
+            match &= np.isin(self.runs, np.array(list(runs), dtype=str))
+        for name, value in values.items():
+            if value is not None:
+                accepted = [value] if isinstance(value, str | int | float) else list(value)
+                match &= np.isin(self._column(name), np.array(accepted, dtype=object))
         return np.flatnonzero(match)
 
     def _at_percent(self, percent: int) -> np.ndarray:
         """Which rows are the checkpoint at ``percent`` of their run."""
-        labels = self.table["percent"]
+        labels = self._column("percent")
         recipe = self.metadata.get("recipe", {})
         if "epochs" not in recipe or percent not in recipe.get("percents", ()):
             return np.asarray(labels == percent)
         epoch = max(1, math.ceil(recipe["epochs"] * percent / 100))
         return np.asarray((self.table["epoch"] == epoch) & (labels > 0))
 
+    def _column(self, name: str) -> np.ndarray:
+        if name not in self.table:
+            raise ZooError(f"'{self.path}' has no column '{name}': it has {', '.join(self.table)}")
+        return self.table[name]
+
     def split(
         self,
         rows: Rows | None = None,
         fractions: Sequence[float] = (0.7, 0.15, 0.15),
         seed: int = 0,
+        *,
+        by: str = RUN,
     ) -> list[np.ndarray]:
-        """Split rows by run, so that no run has checkpoints in two parts.
+        """Split rows at random, so that no run has checkpoints in two parts.
 
         Args:
             rows: the rows to split; None for all.
-            fractions: the share of the runs in each part; they add up to 1.
+            fractions: the share of each part; they add up to 1.
             seed: of the random split.
+            by: a column in place of the run: rows with the same value stay in one part.
         """
         chosen = self._rows(rows)
-        return split_rows(chosen, self.runs[chosen], fractions, seed)
+        labels = self.runs if by == RUN else self._column(by).astype(str)
+        return split_rows(chosen, labels[chosen], fractions, seed)
 
     def weights(self, rows: Rows) -> Weights:
-        """Weights of some rows, ``[n, *axes]`` per tensor of `space`, each row verified."""
+        """Weights of some rows, ``[n, *shape]`` for each tensor, each row verified."""
+        packed = self._packed
+        flat = packed.read(self._rows(rows))
+        return {name: w.contiguous() for name, w in packed.layout.views(flat).items()}
+
+    def batch(self, rows: Rows) -> Batch:
+        """Rows in float32, the input of models, each row verified."""
         chosen = self._rows(rows)
-        return self._read(chosen, self._fetch(chosen))
+        if self._parts is None:
+            packed = self._packed
+            return Batch.of_rows(packed.read(chosen).float(), packed.layout)
+        places = [self._place(int(row)) for row in chosen]
+        order, batches = [], []
+        for name, part in self._parts.items():
+            inside = [i for i, (size, _) in enumerate(places) if size == name]
+            if inside:
+                order += inside
+                batches.append(part.batch([places[i][1] for i in inside]))
+        return Batch.join(batches)[torch.tensor(order).argsort()]
 
-    def _read(self, chosen: np.ndarray, readers: list[ShardReader]) -> Weights:
-        at, sums = self.table["row"][chosen].tolist(), self.table["checksum"][chosen].tolist()
-        dtype = readers[0].dtype if readers else torch.float32
-        flat = torch.empty(len(chosen), self.space.num_weights, dtype=dtype)
-        rows_out = flat.numpy()
-        for i, reader in enumerate(readers):
-            reader.read(at[i], sums[i], rows_out[i])
-        shapes = self.space.shapes
-        parts = flat.split([math.prod(shape) for shape in shapes.values()], dim=1)
-        return {
-            name: part.unflatten(1, shape).contiguous()
-            for (name, shape), part in zip(shapes.items(), parts, strict=True)
-        }
+    def _place(self, row: int) -> tuple[str, int]:
+        """Size of a row of several sizes, and its row there."""
+        for name, part in self.parts.items():
+            if row < len(part):
+                return name, row
+            row -= len(part)
+        raise ZooError(f"a row beyond the last of '{self.path}'")
 
-    def _fetch(self, rows: np.ndarray) -> list[ShardReader]:
-        """The readers of some rows, whose pages are being prefetched."""
-        readers = [self._reader(shard) for shard in self.table["shard"][rows]]
-        for reader, row in zip(readers, self.table["row"][rows].tolist(), strict=True):
-            reader.prefetch(row)
-        return readers
-
-    def batch(self, rows: Rows) -> Network:
-        """Rows in parts and in float32, the input of models; blocks are ``[n, 1, *axes]``."""
-        return network_of({name: w.float() for name, w in self.weights(rows).items()})
+    @property
+    def _packed(self) -> PackedRows:
+        if not isinstance(self.storage, PackedRows):
+            held = "networks of several sizes" if self.mixed else "checkpoints of any family"
+            raise ZooError(f"'{self.path}' holds {held}, not rows of one layout")
+        return self.storage
 
     def batches(
         self, rows: Rows | None = None, size: int = 16
     ) -> Iterator[tuple[np.ndarray, Weights]]:
         """Row numbers and weights, ``size`` at a time."""
-        chosen = self._rows(rows)
+        packed, chosen = self._packed, self._rows(rows)
         parts = [chosen[start : start + size] for start in range(0, len(chosen), size)]
         # While one batch is used, the next ones are prefetched.
-        prefetched: deque[list[ShardReader]] = deque()
+        prefetched: deque[Any] = deque()
         for i, part in enumerate(parts):
             while len(prefetched) <= FETCH_AHEAD and i + len(prefetched) < len(parts):
-                prefetched.append(self._fetch(parts[i + len(prefetched)]))
-            yield part, self._read(part, prefetched.popleft())
+                prefetched.append(packed.fetch(parts[i + len(prefetched)]))
+            flat = packed.read(part, prefetched.popleft())
+            yield part, {name: w.contiguous() for name, w in packed.layout.views(flat).items()}
+
+    def dataset(
+        self,
+        rows: Rows | None = None,
+        target: str = TEST_ACCURACY,
+        dtype: torch.dtype = torch.float32,
+    ) -> ZooDataset:
+        """Rows with a target as a map-style dataset of PyTorch, without those that lack it.
+
+        An item is the tensors of a network by name, and the value.
+
+        >>> dataset = Zoo.open("mnist-sample").dataset()
+        >>> weights, accuracy = dataset[0]
+        >>> len(dataset), weights["classifier.b_2"].shape, accuracy.ndim
+        (160, torch.Size([10]), 0)
+        """
+        chosen = self._rows(rows)
+        return ZooDataset(self, chosen[self.known(target, chosen)], target, dtype)
+
+    def known(self, target: str, rows: np.ndarray) -> np.ndarray:
+        """Which of some rows have a value of a target."""
+        values = self._column(target)[rows]
+        if values.dtype.kind == "f":
+            return np.asarray(~np.isnan(values))
+        return np.array([value != "" for value in values.tolist()], dtype=bool)
+
+    def model(self, row: int) -> Model:
+        """One network as an open checkpoint; arrays have no family to open them by."""
+        at = self._at(row)
+        if isinstance(self.storage, Checkpoints):
+            return self.storage.open(at)
+        if self._parts is not None:
+            name, inside = self._place(at)
+            return self._parts[name].model(inside)
+        if self.named:
+            raise ZooError(_no_checkpoint(self.path, at))
+        weights = {name: w[0] for name, w in self.weights([at]).items()}
+        source = InMemory(weights, {SPACE_KEY: self.space.to_json()})
+        where = f"{self.path}#{at}"
+        return read_model(Checkpoint(where, source), Path(where), OpenOptions(family=NAME))
 
     def network(self, row: int) -> SmallTransformer:
         """One row as a runnable module, in evaluation mode."""
@@ -288,143 +512,228 @@ class Zoo(IndexedRows):
 
     def word_vectors(self) -> WordVectors | None:
         """The word vectors of a text zoo."""
-        return self._folder.word_vectors()
+        return None if self._folder is None else self._folder.word_vectors()
 
-    def _reader(self, shard: str) -> ShardReader:
-        reader = self._readers.get(shard)
-        if reader is None:
-            path = self._folder.shard_path(shard)
-            if not path.exists():
-                raise StoreError(f"{path}: missing, but the index lists it")
-            reader = ShardReader(path, self.sizes, self._headers[shard])
-            self._readers[shard] = reader
-            if len(self._readers) > OPEN_SHARDS:
-                self._readers.popitem(last=False)
-        self._readers.move_to_end(shard)
-        return reader
-
-
-GROUPS_KIND = "transformer-nfn mixed zoo"
-
-
-class MixedZoo:
-    """Zoos of one task whose networks differ in width, heads or depth.
-
-    Attributes:
-        path: the folder; each size group has a zoo in the subfolder of its name.
-        metadata: the content of ``kinds.json``.
-        groups: all size groups.
-        zoos: zoos by the name of their size group, such as ``w16-h2-d1``; during a build, those
-            that exist already.
-
-    >>> from tempfile import mkdtemp
-    >>> write_groups(Path(folder := mkdtemp()), [SizeGroup(16)], {"task": "digits", "seeds": "one"})
-    >>> mixed = MixedZoo.open(folder)
-    >>> len(mixed), mixed.task, mixed.finished
-    (0, 'digits', False)
-    """
-
-    def __init__(
-        self, path: Path, metadata: dict[str, Any], groups: Sequence[SizeGroup]
-    ) -> None:
-        self.path, self.metadata, self.groups = path, metadata, tuple(groups)
-        self.zoos = {
-            group.name: _open_group(path / group.name, group, self.task)
-            for group in self.groups
-            if (path / group.name / "zoo.json").is_file()
-        }
-
-    @staticmethod
-    def open(path: Path | str) -> MixedZoo:
-        """Open a mixed zoo, finished or not; reads no weights."""
-        path = Path(path)
-        return MixedZoo(path, *read_groups(path))
-
-    def __len__(self) -> int:
-        return sum(len(zoo) for zoo in self)
-
-    def __iter__(self) -> Iterator[Zoo]:
-        return iter(self.zoos.values())
-
-    def __getitem__(self, name: str) -> Zoo:
-        if name not in self.zoos:
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        if not isinstance(self.storage, Checkpoints):
             raise ZooError(
-                f"'{self.path}' has no networks of the kind '{name}': it has "
-                f"{', '.join(self.zoos) or 'none yet'}"
+                f"'{self.path}' is not a zoo of checkpoints: `tnfn zoo import` makes one"
             )
-        return self.zoos[name]
+        return self.storage
 
-    def __repr__(self) -> str:
-        return f"MixedZoo('{self.path}': {len(self):,} networks of {len(self.zoos)} kinds)"
+    def folder(self, row: int) -> Path:
+        """The folder of a checkpoint, whose bytes were compared with their checksum."""
+        if self.kind == ARRAYS:
+            raise ZooError(_no_checkpoint(self.path, row))
+        return self._checkpoints.folder(row)
 
-    def _repr_html_(self) -> str:
-        """What notebooks show."""
-        return to_html(
-            f"MixedZoo {self.path}: {self.task}", {k: f"{n:,}" for k, n in self.rows.items()}
+    def add(
+        self,
+        model: Source,
+        name: str | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+        **targets: Any,
+    ) -> int:
+        """Store a checkpoint and its targets; several processes may add to one zoo.
+
+        Args:
+            model: a file or folder, an open checkpoint, a model of `transformers`, or a module or
+                mapping of tensors by name.
+            name: in the zoo; by default that of the file, or the row in five digits.
+            config: fields of ``config.json`` that the source does not state.
+            targets: numbers or texts, the same for every network of the zoo; NaN and an empty text
+                are missing.
+
+        Returns:
+            The row.
+        """
+        if name is None and isinstance(model, str | Path):
+            name = plain_name(Path(model).name)
+        with opened(model, config) as network:
+            self.extend([(network, name, plain_targets(targets))])
+        return len(self) - 1
+
+    def extend(self, networks: Iterable[tuple[Model, str | None, Mapping[str, Value]]]) -> None:
+        """Store open checkpoints with their names and targets, as they come.
+
+        The index is written every few seconds and at the end, also that of an error: a writer
+        that is killed loses the last few rows at most.
+        """
+        storage = self._checkpoints
+        with claim(self.path, "index", wait=True):
+            self._set_table(_read_index(self.path))  # others may have added rows
+            storage.sweep(len(self))
+            new: list[dict[str, Value]] = []
+            names, saved = set(self.table["network"].tolist()), time.monotonic()
+            try:
+                for model, name, targets in networks:
+                    row = len(self) + len(new)
+                    name = f"{row:05d}" if name is None else name
+                    if name in names:
+                        raise ZooError(f"'{self.path}' already holds a network '{name}'")
+                    if len(self) or new:
+                        like = new[0] if new else self.config(0)
+                        check_targets(targets, like, name, self.path)
+                    new.append({**storage.store(model, row, name), **targets})
+                    names.add(name)
+                    if time.monotonic() > saved + SAVE_EVERY:
+                        self._append(new)
+                        new, saved = [], time.monotonic()
+            finally:
+                self._append(new)
+
+    def _append(self, rows: list[dict[str, Value]]) -> None:
+        if rows:
+            held = self.table if len(self) else {}
+            table = {
+                name: as_column([*(held[name].tolist() if held else ()), *(r[name] for r in rows)])
+                for name in rows[0]
+            }
+            self._set_table(table)
+            Checksums(self.path).replace(INDEX, table_bytes(table))
+
+    def _set_table(self, table: dict[str, np.ndarray]) -> None:
+        self.table = table
+        if isinstance(self.storage, Checkpoints):
+            self.storage.table = table
+
+    def set_targets(self, frame: pd.DataFrame) -> None:
+        """Replace the targets by the columns of a data frame, such as an edited `to_pandas`.
+
+        Args:
+            frame: a line for each network of the zoo, in any order, with its name in the column
+                ``network``. Other columns of the index stay as they are or are left out; the rest
+                are the targets, under the rules of an import.
+        """
+        if not self.named:
+            raise ZooError(f"'{self.path}' holds networks of a build: it has no targets to set")
+        reserved = RESERVED if self.layout is None else ARRAY_COLUMNS
+        given = read_frame(frame, reserved)
+        with claim(self.path, "index", wait=True):
+            kept = {k: column for k, column in _read_index(self.path).items() if k in reserved}
+            places = {name: row for row, name in enumerate(given.files)}
+            names = kept["network"].tolist()
+            if odd := set(names) ^ {*places}:
+                found = "has no line" if min(odd) in names else "is not in the zoo"
+                raise ZooError(
+                    f"the data frame expected a line for each network of '{self.path}': "
+                    f"'{min(odd)[:80]}' {found}"
+                )
+            order = [places[name] for name in names]
+            for column in reserved[1:]:
+                if column in frame and frame[column].iloc[order].tolist() != kept[column].tolist():
+                    raise ZooError(
+                        f"the data frame has another column '{column}' than '{self.path}': only "
+                        "targets can be set"
+                    )
+            targets = {k: as_column([v[row] for row in order]) for k, v in given.columns.items()}
+            self._set_table({**kept, **targets})
+            Checksums(self.path).replace(INDEX, table_bytes(self.table, reserved))
+
+    def verify(self) -> list[str]:
+        """What is wrong with the weights of its rows; empty for a valid zoo."""
+        problems = []
+        for row in range(len(self)):
+            try:
+                if isinstance(self.storage, Checkpoints):
+                    self.storage.folder(row)
+                else:
+                    self.batch([row])
+            except StoreError as error:
+                problems.append(str(error))
+        return problems
+
+
+def _no_checkpoint(path: Path, row: int) -> str:
+    return (
+        f"'{path}#{row}' is a row of arrays, which state no architecture: expected a checkpoint of "
+        "a transformer"
+    )
+
+
+def check_targets(
+    targets: Mapping[str, Value], other: Mapping[str, Value], name: str, zoo: Path
+) -> None:
+    """Refuse targets of other names or types than those of another network of a zoo."""
+    expected = [column for column in other if column not in RESERVED]
+    if set(targets) != set(expected):
+        raise ZooError(
+            f"'{name}': expected the targets {', '.join(expected) or 'none'} of '{zoo}', found "
+            f"{', '.join(targets) or 'none'}"
         )
-
-    def to_pandas(self) -> pd.DataFrame:
-        """The indices of all zoos as a data frame, with their ``kind``; needs ``pandas``."""
-        kinds = np.repeat(np.array(list(self.zoos), dtype=object), list(self.rows.values()))
-        columns = {
-            name: np.concatenate([np.array([]), *(zoo.table[name] for zoo in self)])
-            for name in COLUMNS
-        }
-        return to_frame({"kind": kinds, **columns})
-
-    @property
-    def task(self) -> str:
-        """The name of the task."""
-        return str(self.metadata["task"])
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """Number of networks of each size group."""
-        return {name: len(zoo) for name, zoo in self.zoos.items()}
-
-    @property
-    def seeds(self) -> str:
-        """``one`` if all runs of a size group share a seed, ``each`` if every run has its own."""
-        return str(self.metadata["seeds"])
-
-    @property
-    def finished(self) -> bool:
-        """Whether all shards of all size groups are on disk."""
-        return len(self.zoos) == len(self.groups) and all(zoo.finished for zoo in self)
+    for column in expected:
+        text = isinstance(other[column], str)
+        if text != isinstance(targets[column], str):
+            raise ZooError(
+                f"'{name}': target '{column}' expected {'a text' if text else 'a number'} as in "
+                f"'{zoo}', found {targets[column]!r}"
+            )
 
 
-def open_zoo(path: Path | str) -> Zoo | MixedZoo | ModelZoo:
-    """Open a zoo of any kind, by its path or name.
-
-    >>> len(open_zoo("mnist-sample"))
-    160
-    """
-    path = Location.of(path).folder("zoo")
-    return ModelZoo.open(path) if zoo_kind(path) == MODELS_KIND else open_task_zoo(path)
+def _read_index(path: Path) -> dict[str, np.ndarray]:
+    return read_table(Checksums(path).read(INDEX), str(path / INDEX))
 
 
-def open_task_zoo(path: Path | str) -> Zoo | MixedZoo:
-    """Open a zoo, or a mixed zoo, of small transformers that were trained for one task.
+def _open_named(path: Path) -> Zoo:
+    """A zoo of a user: checkpoints, or arrays of one layout."""
+    fields = Checksums(path).read_metadata("zoo.json", MODELS_KIND)
+    table = _read_index(path)
+    if fields.choice("origin", ("import", "arrays")) == "import":
+        return Zoo(path, dict(fields.data), table, Checkpoints(path, table))
+    shards = fields.inner("shards")
+    headers = {name: shards.whole(name, most=2**32 - 1) for name in shards.data}
+    fields.choice("dtype", DTYPES)
+    inner = fields.inner("layout").data
+    try:
+        layout = array_layout(inner)
+    except ZooError as error:
+        raise StoreError(f"'{path / 'zoo.json'}': {error}") from error
+    if missing := {*table.get("shard", np.array([])).tolist()} - {*headers}:
+        raise StoreError(f"'{path / INDEX}': zoo.json has no shard '{min(missing)}'")
+    if tuple(table)[: len(ARRAY_COLUMNS)] != ARRAY_COLUMNS:
+        names = ', '.join(ARRAY_COLUMNS)
+        raise StoreError(f"{path / INDEX}: expected the columns {names} first")
+    return Zoo(path, dict(fields.data), table, PackedRows(path, layout, headers, table))
 
-    >>> open_task_zoo("mnist-sample").seeds
-    'each'
-    """
-    return MixedZoo.open(path) if is_mixed(path) else Zoo.open(path)
+
+def _open_sizes(path: Path) -> Zoo:
+    """A zoo of several sizes, finished or not; its table has their rows one after another."""
+    metadata, groups = read_groups(path)
+    parts: dict[str, Zoo] = {}
+    for group in groups:
+        if (path / group.name / "zoo.json").is_file():
+            parts[group.name] = part = Zoo.of_folder(Folder.open(path / group.name))
+            if part.sizes.group != group:
+                held = part.sizes.group
+                raise StoreError(f"'{part.path}' holds networks of {held}, expected {group}")
+            if part.task != metadata["task"]:
+                raise StoreError(
+                    f"'{path / GROUPS_FILE}': 'task' expected {part.task}, that of '{group.name}', "
+                    f"found {metadata['task']}"
+                )
+    kinds = np.repeat(np.array(list(parts), dtype=object), [len(part) for part in parts.values()])
+    columns = next(iter(parts.values())).table if parts else {}
+    table = {
+        name: np.concatenate([part.table[name] for part in parts.values()]) for name in columns
+    }
+    return Zoo(path, metadata, {"kind": kinds, **table}, parts=parts)
 
 
 def is_mixed(path: Path | str) -> bool:
-    """Whether a folder is marked as a mixed zoo."""
+    """Whether a folder is marked as a zoo of several sizes."""
     return (Path(path) / GROUPS_FILE).is_file()
 
 
 def write_groups(path: Path, groups: Sequence[SizeGroup], fields: dict[str, Any]) -> None:
-    """Write ``kinds.json``, which marks a folder as a mixed zoo."""
+    """Write ``kinds.json``, which marks a folder as a zoo of several sizes."""
     names = [group.name for group in groups]
     Checksums(path).write_metadata(GROUPS_FILE, GROUPS_KIND, {**fields, "kinds": names})
 
 
 def read_groups(path: Path) -> tuple[dict[str, Any], tuple[SizeGroup, ...]]:
-    """Read and validate ``kinds.json``: its content and the size groups it lists."""
+    """Read and validate ``kinds.json``: its content and the sizes it lists."""
     if not is_mixed(path):
         raise StoreError(f"'{path}' is not a mixed zoo: it has no {GROUPS_FILE}")
     fields = Checksums(path).read_metadata(GROUPS_FILE, GROUPS_KIND)
@@ -437,15 +746,3 @@ def read_groups(path: Path) -> tuple[dict[str, Any], tuple[SizeGroup, ...]]:
         return dict(fields.data), tuple(map(SizeGroup.from_name, names))
     except ZooError as error:
         raise StoreError(f"'{path / GROUPS_FILE}': 'kinds': {error}") from error
-
-
-def _open_group(path: Path, group: SizeGroup, task: str) -> Zoo:
-    zoo = Zoo.open(path)
-    if zoo.sizes.group != group:
-        raise StoreError(f"'{path}' holds networks of {zoo.sizes.group}, expected {group}")
-    if zoo.task != task:
-        raise StoreError(
-            f"'{path.parent / GROUPS_FILE}': 'task' expected {zoo.metadata['task']['name']}, that "
-            f"of '{path.name}', found {task}"
-        )
-    return zoo

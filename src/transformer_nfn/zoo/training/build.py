@@ -16,7 +16,7 @@ from transformer_nfn.zoo.store.folder import (
     check_outside_zoos,
     claim,
 )
-from transformer_nfn.zoo.store.zoo import MixedZoo, Zoo, is_mixed, read_groups, write_groups
+from transformer_nfn.zoo.store.zoo import Zoo, is_mixed, read_groups, write_groups
 from transformer_nfn.zoo.training.backends import describe_path
 from transformer_nfn.zoo.training.local_engine import run_local
 from transformer_nfn.zoo.training.plan import BuildOptions, Progress, make_plan
@@ -69,7 +69,7 @@ def build_mixed(
     options: BuildOptions,
     groups: Sequence[SizeGroup],
     progress: Progress | None = None,
-) -> MixedZoo:
+) -> Zoo:
     """Build a zoo per size group in subfolders, or continue an interrupted build.
 
     Args:
@@ -95,7 +95,7 @@ def build_mixed(
     reporter.start(options.grid_runs, done, recipe.epochs_trained)
     for part in parts:
         _build(out / part.group.name, part, reporter)
-    return MixedZoo.open(out)
+    return Zoo.open(out)
 
 
 def divide(options: BuildOptions, groups: Sequence[SizeGroup]) -> list[BuildOptions]:

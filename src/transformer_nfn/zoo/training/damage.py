@@ -250,8 +250,8 @@ def damage_zoo(
         out: the folder; empty, missing, or that of the same call.
         tick: receives progress.
     """
-    zoo = zoo if isinstance(zoo, Zoo) else Zoo.open(zoo)
-    out, options = Path(out), options or DamageOptions()
+    zoo = Zoo.open(zoo) if isinstance(zoo, str | Path) else zoo
+    out, options, sizes = Path(out), options or DamageOptions(), zoo.sizes
     if options.rows is None:
         rows = zoo.select(percent=options.percent)
     else:
@@ -264,7 +264,7 @@ def damage_zoo(
     else:
         _check_same(out, metadata)
     task = _load_task(zoo, options.data).to(options.device)
-    Folder.create_once(out, zoo.sizes, metadata, zoo.word_vectors())
+    Folder.create_once(out, sizes, metadata, zoo.word_vectors())
     folder = Folder.open(out)
     _check_same(out, metadata)
     folder.check_shards()
@@ -384,7 +384,8 @@ def _make_shard(
         for i, (number, record) in enumerate(records)
     ]
     made = {"damaged": zoo.path.name, "torch": torch.__version__}
-    write_shard(folder.shard_path(shard), folder.sizes, flat, rows, made, folder.dtype)
+    layout, stored = folder.sizes.row_layout, folder.sizes.to_rows(flat)
+    write_shard(folder.shard_path(shard), layout, stored, rows, made, folder.dtype)
 
 
 def measure(task: Task, weights: Tensor, batch: int) -> tuple[Tensor, Tensor]:

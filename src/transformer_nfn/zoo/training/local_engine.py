@@ -58,7 +58,8 @@ def train_shard(
 def store_shard(folder: Folder, shard: str, trained: Trained, made: dict[str, Any]) -> int:
     """Write a trained shard; the number of crashed runs."""
     path = folder.shard_path(shard)
-    write_shard(path, folder.sizes, trained.weights, trained.rows, made, folder.dtype)
+    weights, layout = folder.sizes.to_rows(trained.weights), folder.sizes.row_layout
+    write_shard(path, layout, weights, trained.rows, made, folder.dtype)
     return sum(1 for row in trained.rows if row["crashed"])
 
 

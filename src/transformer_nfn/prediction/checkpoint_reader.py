@@ -9,7 +9,6 @@ run networks, or read their tensors, also get the weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,7 @@ from torch import Tensor
 from transformer_nfn.checkpoints.families import Model, OpenOptions, UnstatedFactError
 from transformer_nfn.checkpoints.fingerprints import take_fingerprint
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.functional.description import Transformer
-from transformer_nfn.models.checkpoint_batch import packed
+from transformer_nfn.models.batch import Batch, RowLayout
 from transformer_nfn.models.invariants import FEATURES
 from transformer_nfn.models.predictor import (
     CHECKPOINTS,
@@ -33,7 +31,7 @@ from transformer_nfn.models.predictor import (
 from transformer_nfn.models.whole_network import ProbeFormat
 from transformer_nfn.networks import Network
 from transformer_nfn.prediction.runs import RunError
-from transformer_nfn.zoo import ModelZoo
+from transformer_nfn.zoo import Zoo
 
 CLASSIFIER = "torch_classifier"
 """Family of classifiers around an `nn.TransformerEncoder`, whose parts are named by the user."""
@@ -42,44 +40,20 @@ MOST_WEIGHTS = 1 << 31
 Report = Callable[[dict[str, Any]], None]
 
 
-@dataclass(frozen=True)
-class OwnNetwork:
-    """What predictors read of a checkpoint.
-
-    Attributes:
-        features: invariants, ``[F]`` in float64.
-        description: of the network, where its weights are read.
-        tensors: its weights by canonical name.
-    """
-
-    features: Tensor
-    description: Transformer | None = None
-    tensors: dict[str, Tensor] | None = None
-
-    @staticmethod
-    def read(model: Model, reads: str) -> OwnNetwork:
-        """Read what a predictor needs of an open checkpoint, see `Predictor.reads`."""
-        features = model_features(model)
-        if reads == INVARIANTS:
-            return OwnNetwork(features)
-        return OwnNetwork(features, model.description, model.read(model.names, torch.float32))
-
-
-def stacked(networks: Sequence[OwnNetwork]) -> dict[str, Any]:
-    """Networks as models read them."""
-    batch: dict[str, Any] = {FEATURES: torch.stack([each.features for each in networks])}
-    pairs = [
-        (each.description, each.tensors)
-        for each in networks
-        if each.description is not None and each.tensors is not None
-    ]
-    return batch | packed(pairs) if pairs else batch
+def read_checkpoint(model: Model, reads: str) -> Batch:
+    """What a predictor needs of an open checkpoint, see `Predictor.reads`: a batch of one."""
+    features = model_features(model)[None]
+    if reads == INVARIANTS:
+        return Batch.of_rows(torch.zeros(1, 0), RowLayout({})).plus(FEATURES, features)
+    named = model.read(model.names, torch.float32)
+    tensors = {name: named[name][None] for name in model.description.tensors}
+    return Batch.of(tensors, model.description).plus(FEATURES, features)
 
 
 def check_format(model: Model, name: str, text: str) -> str:
     """`ProbeFormat.text` of a network; refused if it cannot be probed, or is not ``text``."""
     try:
-        found = ProbeFormat.of(model.description).text
+        found = ProbeFormat.of(RowLayout(model.description.tensors, model.description)).text
     except SpaceError as error:
         raise RunError(f"whole_network cannot read '{name}': {error}") from error
     if text and found != text:
@@ -109,8 +83,8 @@ def model_features(model: Model) -> Tensor:
 
 
 def read_checkpoints(
-    zoo: ModelZoo, rows: np.ndarray, model: str, text: str = "", report: Report | None = None
-) -> Any:
+    zoo: Zoo, rows: np.ndarray, model: str, text: str = "", report: Report | None = None
+) -> Batch:
     """Networks of a zoo as a predictor reads them.
 
     Args:
@@ -120,10 +94,10 @@ def read_checkpoints(
         text: `ProbeFormat.text` that all must have, empty if none is known.
         report: called after every network.
     """
-    networks: list[OwnNetwork] = []
+    networks: list[Batch] = []
     weights, reads = 0, find(model, CHECKPOINTS).reads
     for i, row in enumerate(rows.tolist()):
-        with zoo[row] as opened:
+        with zoo.model(row) as opened:
             if reads == OUTPUTS:
                 text = check_format(opened, f"{zoo.path}#{row}", text)
             weights += sum(torch.Size(shape).numel() for shape in opened.names.values())
@@ -132,13 +106,13 @@ def read_checkpoints(
                     f"'{zoo.path}': {model} keeps all weights in memory, expected at most "
                     f"{MOST_WEIGHTS:,}, found more; train {names(CHECKPOINTS, reads=INVARIANTS)[0]}"
                 )
-            networks.append(OwnNetwork.read(opened, reads))
+            networks.append(read_checkpoint(opened, reads))
         if report is not None:
             report({"note": f"reads networks, {i + 1} of {len(rows)}", "done": i + 1})
-    return stacked(networks)
+    return Batch.join(networks)
 
 
-def open_own(
+def open_checkpoint(
     network: Network, families: Sequence[str], options: OpenOptions | None = None
 ) -> Model:
     """Open a network that a user named, if it is of a family that was trained on."""
@@ -159,14 +133,14 @@ def open_own(
     return model
 
 
-def read_own(model: Model, name: str, predictor: Predictor) -> OwnNetwork:
+def read_named(model: Model, name: str, predictor: Predictor) -> Batch:
     """Read a network that a user named, if its inputs are those of the training networks.
 
     Args:
-        model: of `open_own`.
+        model: of `open_checkpoint`.
         name: as the user wrote it.
         predictor: that reads it.
     """
     if predictor.text:
         check_format(model, name, predictor.text)
-    return OwnNetwork.read(model, predictor.reads)
+    return read_checkpoint(model, predictor.reads)

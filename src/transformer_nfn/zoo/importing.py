@@ -1,34 +1,32 @@
-"""Import of a user's own networks with a table of their targets, and export back to files."""
+"""Import of networks with a table of their targets: checkpoints of any family, and arrays."""
 
 from __future__ import annotations
 
-import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from transformer_nfn.checkpoints.families import Model, OpenOptions, UnknownFamilyError
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.checkpoint import checkpoint_paths
-from transformer_nfn.io.files import atomic_folder
-from transformer_nfn.zoo.errors import ImportFileError, StoreError
+from transformer_nfn.io.json_fields import read_object
+from transformer_nfn.io.tensor_files import read_tensors
+from transformer_nfn.models.batch import rows_of
+from transformer_nfn.zoo.errors import ImportFileError
+from transformer_nfn.zoo.store.checkpoints import open_network, plain_name
 from transformer_nfn.zoo.store.folder import (
     MODELS_KIND,
     check_fresh,
     check_outside_zoos,
     zoo_kind,
 )
-from transformer_nfn.zoo.store.model_zoo import (
-    ModelZoo,
-    check_name,
-    check_targets,
-    open_network,
-    plain_name,
-)
-from transformer_nfn.zoo.targets import FILE, TargetTable, Value, read_targets, write_csv
-
-TABLE = "targets.csv"
-"""The table of an export."""
+from transformer_nfn.zoo.store.zoo import Zoo, check_targets
+from transformer_nfn.zoo.targets import TargetTable, Value, check_name, read_targets
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def import_networks(
     *,
     skip: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[ModelZoo, list[Planned]]:
+) -> tuple[Zoo, list[Planned]]:
     """Import networks into a new zoo, or into one that an import began.
 
     Nothing is written if a file cannot be imported, unless such files are to be skipped.
@@ -122,11 +120,11 @@ def import_networks(
     >>> _ = Path("scores.csv").write_text("file,loss\\nrun-0,3.1\\nrun-1,2.9\\n")
     >>> zoo, planned = import_networks(Path("nets"), Path("scores.csv"), Path("zoo"))
     >>> zoo
-    ModelZoo('zoo', 2 networks: llama; targets: loss)
+    Zoo('zoo', 2 networks: llama; targets: loss)
     """
     planned = plan_import(folder, targets, out, options)
     check_plan(planned, folder, skip=skip)
-    zoo = ModelZoo.create(out)
+    zoo = Zoo.create(out)
 
     def networks() -> Iterator[tuple[Model, str, Mapping[str, Value]]]:
         chosen = [each for each in planned if each.action == "import"]
@@ -159,46 +157,25 @@ def check_plan(
         raise ImportFileError(f"'{folder}' holds no network to import: {reasons[0]}")
 
 
-def export_networks(zoo: ModelZoo, out: Path) -> int:
-    """Write each network as a folder of its name, and their targets as a table.
-
-    `import_networks` reads them back, and `transformers` the folders of its families.
-    """
-    check_outside_zoos(out)
-    check_fresh(out, ())
-    names = zoo.table["network"].tolist()
-    if TABLE in names or not names:
-        raise StoreError(
-            f"'{zoo.path}' has no networks to export"
-            if not names
-            else f"'{zoo.path}': the network '{TABLE}' has the name of the table"
-        )
-    with atomic_folder(out) as made:
-        for row, name in enumerate(names):
-            shutil.copytree(zoo.folder(row), made / name, dirs_exist_ok=True)
-        columns = {name: column.tolist() for name, column in zoo.targets.items()}
-        write_csv(made / TABLE, {FILE: names, **columns})
-    return len(names)
-
-
-def _existing(out: Path) -> ModelZoo | None:
+def _existing(out: Path) -> Zoo | None:
     """The zoo that an import continues; None for a new one."""
     if zoo_kind(out) == MODELS_KIND:
-        return ModelZoo.open(out)
+        return Zoo.open(out)
     check_outside_zoos(out)
     check_fresh(out)
     return None
 
 
-def _check_present(zoo: ModelZoo, row: int, path: Path, targets: Mapping[str, Value]) -> None:
+def _check_present(zoo: Zoo, row: int, path: Path, targets: Mapping[str, Value]) -> None:
     """Refuse a network that was imported with other targets, or before its file changed."""
     recorded = zoo.config(row)
-    if any(recorded.get(name) != value for name, value in targets.items()):
+    both = [(recorded.get(name), value) for name, value in targets.items()]
+    if any(a != b and (a == a or b == b) for a, b in both):  # a missing number is NaN
         raise ImportFileError(
             f"'{zoo.path}' already holds '{recorded['network']}' with other targets: import into "
             "another folder"
         )
-    if path.exists() and _changed(path) > _changed(zoo.place(row)):
+    if path.exists() and _changed(path) > _changed(zoo.folder(row)):
         raise ImportFileError(
             f"'{path}' is newer than its copy in '{zoo.path}': import into another folder"
         )
@@ -211,7 +188,7 @@ def _changed(path: Path) -> float:
 
 
 def _planned(
-    folder: Path, table: TargetTable, at: int, options: OpenOptions, zoo: ModelZoo | None
+    folder: Path, table: TargetTable, at: int, options: OpenOptions, zoo: Zoo | None
 ) -> Planned:
     if at in table.problems:
         raise ImportFileError(table.problems[at])
@@ -231,3 +208,53 @@ def _planned(
     with network as model:
         model.check_numbers()
         return Planned(file, model.binding.family.name, targets=targets)
+
+
+def import_arrays(
+    file: Path, out: Path, layout: Path | None = None, table: Path | None = None, *,
+    skip: bool = False,
+) -> Zoo:  # fmt: skip
+    """Import a file of arrays into a new zoo, see `Zoo.from_arrays`.
+
+    Args:
+        file: of one array ``[networks, numbers]``, or of several ``[networks, *shape]`` by name.
+        out: the folder of the zoo.
+        layout: a JSON file with names and shapes, in the order of the numbers of one array.
+        table: of targets, a line for each network in order.
+        skip: leave out networks whose weights are not finite.
+    """
+    arrays = _read_arrays(file)
+    if layout is not None:
+        if len(arrays) != 1:
+            raise ImportFileError(
+                f"'{file}' holds {len(arrays)} arrays: a layout is for one array of rows"
+            )
+        shapes = read_object(layout, ImportFileError)
+        weights = next(iter(arrays.values()))
+    else:
+        if len(arrays) == 1 and next(iter(arrays.values())).ndim <= 2:
+            raise ImportFileError(
+                f"'{file}' holds one array: name a JSON file of names and shapes with --layout"
+            )
+        counts = {name: w.shape[0] for name, w in arrays.items()}
+        if len(set(counts.values())) > 1:
+            odd = max(counts, key=lambda name: list(counts.values()).count(counts[name]) == 1)
+            raise ImportFileError(
+                f"'{file}': arrays expected a row for each network, found {counts[odd]} in '{odd}' "
+                f"and {next(n for n in counts.values() if n != counts[odd])} in others"
+            )
+        shapes = {name: list(w.shape[1:]) for name, w in arrays.items()}
+        weights = torch.cat([rows_of(w) for w in arrays.values()], 1)
+    return Zoo.from_arrays(out, weights, shapes, table, skip=skip)
+
+
+def _read_arrays(file: Path) -> dict[str, Tensor]:
+    """Arrays of a file by name; pickles are never read."""
+    if file.suffix == ".safetensors":
+        return {name: torch.atleast_1d(w) for name, w in read_tensors(file)[0].items()}
+    try:
+        read = np.load(file, allow_pickle=False)
+        named = {file.stem: read} if isinstance(read, np.ndarray) else {k: read[k] for k in read}
+        return {name: torch.from_numpy(np.ascontiguousarray(w)) for name, w in named.items()}
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        raise ImportFileError(f"'{file}' cannot be read as arrays of numbers: {error}") from error
