@@ -154,7 +154,7 @@ def test_a_killed_training_ends_as_a_whole_one(data, tmp_path, seeds, model, pro
     assert resumed.best_epoch == whole.best_epoch
     for ours, theirs in zip(resumed.modules, whole.modules, strict=True):
         predicted = (each.predict(data.test.network) for each in (ours, theirs))
-        torch.testing.assert_close(*predicted, rtol=0, atol=1e-3)
+        torch.testing.assert_close(*predicted, rtol=0, atol=5e-3)
         if model == "transformer_nfn":  # keys have biases without an effect, which rounding moves
             assert close(dict(ours.named_parameters()), dict(theirs.named_parameters()))
 

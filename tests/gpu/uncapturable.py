@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "prediction"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fuzz"))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = map(str, (TESTS / "prediction", TESTS / "fuzz", TESTS))
 
 from made_networks import parts
 

@@ -83,7 +83,7 @@ class Regularised(nn.Module):
 
     def forward(self, batch):
         if self.training:
-            batch = batch + 0.01 * torch.randn(batch.shape, generator=self.draws)
+            batch = batch + 0.01 * torch.randn(batch.shape, generator=self.draws).to(batch)
         return self.net(batch).squeeze(-1)
 
     def optimiser(self, rate):
