@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = map(str, (TESTS / "prediction", TESTS / "fuzz", TESTS))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "prediction"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fuzz"))
 
 from made_networks import parts
 
