@@ -30,7 +30,7 @@ from transformer_nfn.testing import write_example_checkpoint
 from transformer_nfn.zoo import NetworkSizes, Zoo
 from transformer_nfn.zoo.module import SmallTransformer, to_state_dict
 from transformer_nfn.zoo.store import Folder, write_shard
-from transformer_nfn.zoo.store.zoo import write_groups
+from transformer_nfn.zoo.store.folder import write_groups
 
 RUNS = {
     "whole_network": {"probes": 2, "rank": 2, "hidden": 8},

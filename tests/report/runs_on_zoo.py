@@ -17,7 +17,7 @@ from transformer_nfn.prediction.runs import (
 )
 from transformer_nfn.testing import write_example_checkpoint
 from transformer_nfn.zoo import SizeGroup, Zoo
-from transformer_nfn.zoo.store.zoo import write_groups
+from transformer_nfn.zoo.store.folder import write_groups
 
 HELD_OUT = 48
 NETWORKS = 24

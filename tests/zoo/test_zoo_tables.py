@@ -11,7 +11,7 @@ import pytest
 
 from transformer_nfn.testing import write_example_checkpoint
 from transformer_nfn.zoo import Zoo, ZooError
-from transformer_nfn.zoo.store.zoo import write_groups
+from transformer_nfn.zoo.store.folder import write_groups
 
 
 @pytest.fixture

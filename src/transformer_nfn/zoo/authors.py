@@ -30,9 +30,9 @@ from transformer_nfn.zoo.errors import ImportFileError, StoreError, ZooError
 from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in, to_state_dict
 from transformer_nfn.zoo.network_files import check_blocks, zoo_sizes
 from transformer_nfn.zoo.sizes import NetworkSizes, SizeGroup
-from transformer_nfn.zoo.store.folder import Folder, check_fresh, check_outside_zoos
+from transformer_nfn.zoo.store.folder import Folder, check_fresh, check_outside_zoos, write_groups
 from transformer_nfn.zoo.store.shards import write_shard
-from transformer_nfn.zoo.store.zoo import Zoo, write_groups
+from transformer_nfn.zoo.store.zoo import Zoo
 from transformer_nfn.zoo.targets import NUMBER, read_csv_rows
 
 _FILE = re.compile(r"(?P<run>.+)_(?P<epoch>best1?|[0-9]+)_(?P<accuracy>[0-9]+)\.pt")

@@ -25,8 +25,14 @@ from transformer_nfn.zoo.store.folder import (
     check_outside_zoos,
     zoo_kind,
 )
-from transformer_nfn.zoo.store.zoo import Zoo, check_targets
-from transformer_nfn.zoo.targets import TargetTable, Value, check_name, read_targets
+from transformer_nfn.zoo.store.zoo import Zoo
+from transformer_nfn.zoo.targets import (
+    TargetTable,
+    Value,
+    check_name,
+    check_targets,
+    read_targets,
+)
 
 
 @dataclass(frozen=True)

@@ -210,6 +210,25 @@ def check_name(name: str) -> None:
         )
 
 
+def check_targets(
+    targets: Mapping[str, Value], other: Mapping[str, Value], name: str, zoo: Path
+) -> None:
+    """Refuse targets of other names or types than those of another network of a zoo."""
+    expected = [column for column in other if column not in RESERVED]
+    if set(targets) != set(expected):
+        raise ZooError(
+            f"'{name}': expected the targets {', '.join(expected) or 'none'} of '{zoo}', found "
+            f"{', '.join(targets) or 'none'}"
+        )
+    for column in expected:
+        text = isinstance(other[column], str)
+        if text != isinstance(targets[column], str):
+            raise ZooError(
+                f"'{name}': target '{column}' expected {'a text' if text else 'a number'} as in "
+                f"'{zoo}', found {targets[column]!r}"
+            )
+
+
 def names_accuracy(column: str) -> bool:
     """Whether a column is named as an accuracy: one of its words is accuracy, or acc.
 

@@ -13,10 +13,17 @@ import torch
 
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.sizes import SizeGroup
-from transformer_nfn.zoo.store.folder import INDEX, MODELS_KIND, Folder, zoo_kind
+from transformer_nfn.zoo.store.folder import (
+    INDEX,
+    MODELS_KIND,
+    Folder,
+    is_mixed,
+    read_groups,
+    zoo_kind,
+)
 from transformer_nfn.zoo.store.index import Index
 from transformer_nfn.zoo.store.shards import ShardReader
-from transformer_nfn.zoo.store.zoo import Zoo, is_mixed, read_groups
+from transformer_nfn.zoo.store.zoo import Zoo
 from transformer_nfn.zoo.training.plan import check_configurations
 from transformer_nfn.zoo.training.tasks import Task, TextTask, load_task
 

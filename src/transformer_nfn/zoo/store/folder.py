@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from transformer_nfn import __version__
 from transformer_nfn.io.files import foreign_files, read_regular, sweep, write_bytes
 from transformer_nfn.io.json_fields import Fields, parse_object, read_object
 from transformer_nfn.io.tensor_files import tensor_bytes
-from transformer_nfn.known_tasks import KNOWN_TASKS, SEED_KINDS, UNKNOWN_SEEDS
+from transformer_nfn.known_tasks import KNOWN_TASKS, SEED_KINDS, TASKS, UNKNOWN_SEEDS
 from transformer_nfn.zoo.errors import StoreError, ZooError
-from transformer_nfn.zoo.sizes import NetworkSizes, read_sizes
+from transformer_nfn.zoo.sizes import NetworkSizes, SizeGroup, read_sizes
 from transformer_nfn.zoo.store.index import Index
 from transformer_nfn.zoo.store.shards import DTYPES, read_header
 
@@ -34,7 +34,7 @@ KIND = "transformer-nfn zoo"
 MODELS_KIND = "transformer-nfn model zoo"
 """Kind of the ``zoo.json`` of a zoo of networks of a user: checkpoints of any family, or arrays."""
 INDEX = "index.parquet"
-GROUPS_FILE = "kinds.json"
+GROUPS_FILE, GROUPS_KIND = "kinds.json", "transformer-nfn mixed zoo"
 """Marks the folder of a mixed zoo, whose zoos are subfolders; see `store.zoo.Zoo`."""
 VECTORS_FILE = "vectors.safetensors"
 MAX_SHARDS = 99_999
@@ -420,6 +420,33 @@ def zoo_kind(path: Path | str) -> str:
         return str(read_object(file, StoreError).get("kind")) if file.is_file() else ""
     except StoreError:
         return ""  # opening the zoo reports why
+
+
+def is_mixed(path: Path | str) -> bool:
+    """Whether a folder is marked as a zoo of several sizes."""
+    return (Path(path) / GROUPS_FILE).is_file()
+
+
+def write_groups(path: Path, groups: Sequence[SizeGroup], fields: dict[str, Any]) -> None:
+    """Write ``kinds.json``, which marks a folder as a zoo of several sizes."""
+    names = [group.name for group in groups]
+    Checksums(path).write_metadata(GROUPS_FILE, GROUPS_KIND, {**fields, "kinds": names})
+
+
+def read_groups(path: Path) -> tuple[dict[str, Any], tuple[SizeGroup, ...]]:
+    """Read and validate ``kinds.json``: its content and the sizes it lists."""
+    if not is_mixed(path):
+        raise StoreError(f"'{path}' is not a mixed zoo: it has no {GROUPS_FILE}")
+    fields = Checksums(path).read_metadata(GROUPS_FILE, GROUPS_KIND)
+    fields.choice("task", TASKS)
+    fields.choice("seeds", (*SEED_KINDS, UNKNOWN_SEEDS))
+    names = fields.each("kinds", Fields.text)
+    if not names or len(set(names)) < len(names):
+        fields.refuse("kinds", "names of zoos, each once")
+    try:
+        return dict(fields.data), tuple(map(SizeGroup.from_name, names))
+    except ZooError as error:
+        raise StoreError(f"'{path / GROUPS_FILE}': 'kinds': {error}") from error
 
 
 def check_fresh(path: Path, files: Container[str] = _FILES) -> None:

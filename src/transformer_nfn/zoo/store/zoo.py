@@ -17,17 +17,16 @@ from torch import Tensor
 from transformer_nfn.checkpoints.families import Model, OpenOptions, read_model
 from transformer_nfn.functional.zoo_network import NAME
 from transformer_nfn.io.checkpoint import Checkpoint
-from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.io.location import Location
 from transformer_nfn.io.tensor_files import InMemory
-from transformer_nfn.known_tasks import SEED_KINDS, TASKS, UNKNOWN_SEEDS, seeds_text
+from transformer_nfn.known_tasks import UNKNOWN_SEEDS, seeds_text
 from transformer_nfn.models import Batch, RowLayout
 from transformer_nfn.models.predictor import ARRAYS, BUILT, CHECKPOINTS
 from transformer_nfn.notebook import to_html
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.module import SmallTransformer, load_network
-from transformer_nfn.zoo.sizes import NetworkSizes, SizeGroup
+from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store.arrays import array_layout, as_rows, write_arrays
 from transformer_nfn.zoo.store.checkpoints import Checkpoints, Source, opened, plain_name
 from transformer_nfn.zoo.store.dataset import ZooDataset
@@ -41,6 +40,7 @@ from transformer_nfn.zoo.store.folder import (
     check_fresh,
     check_outside_zoos,
     claim,
+    read_groups,
     zoo_kind,
 )
 from transformer_nfn.zoo.store.index import (
@@ -58,6 +58,7 @@ from transformer_nfn.zoo.targets import (
     TEST_ACCURACY,
     Value,
     as_column,
+    check_targets,
     plain_targets,
     read_frame,
 )
@@ -73,7 +74,6 @@ RUN = "run"
 """Target whose equal values are checkpoints of one training."""
 SPACE_KEY = "transformer_nfn.space"
 """Metadata of a file that holds the weight space of its network."""
-GROUPS_KIND = "transformer-nfn mixed zoo"
 SHARD_BYTES = 1 << 28
 """Numbers of arrays are stored in shards of this size."""
 
@@ -653,25 +653,6 @@ def _no_checkpoint(path: Path, row: int) -> str:
     )
 
 
-def check_targets(
-    targets: Mapping[str, Value], other: Mapping[str, Value], name: str, zoo: Path
-) -> None:
-    """Refuse targets of other names or types than those of another network of a zoo."""
-    expected = [column for column in other if column not in RESERVED]
-    if set(targets) != set(expected):
-        raise ZooError(
-            f"'{name}': expected the targets {', '.join(expected) or 'none'} of '{zoo}', found "
-            f"{', '.join(targets) or 'none'}"
-        )
-    for column in expected:
-        text = isinstance(other[column], str)
-        if text != isinstance(targets[column], str):
-            raise ZooError(
-                f"'{name}': target '{column}' expected {'a text' if text else 'a number'} as in "
-                f"'{zoo}', found {targets[column]!r}"
-            )
-
-
 def _read_index(path: Path) -> dict[str, np.ndarray]:
     return read_table(Checksums(path).read(INDEX), str(path / INDEX))
 
@@ -719,30 +700,3 @@ def _open_sizes(path: Path) -> Zoo:
         name: np.concatenate([part.table[name] for part in parts.values()]) for name in columns
     }
     return Zoo(path, metadata, {"kind": kinds, **table}, parts=parts)
-
-
-def is_mixed(path: Path | str) -> bool:
-    """Whether a folder is marked as a zoo of several sizes."""
-    return (Path(path) / GROUPS_FILE).is_file()
-
-
-def write_groups(path: Path, groups: Sequence[SizeGroup], fields: dict[str, Any]) -> None:
-    """Write ``kinds.json``, which marks a folder as a zoo of several sizes."""
-    names = [group.name for group in groups]
-    Checksums(path).write_metadata(GROUPS_FILE, GROUPS_KIND, {**fields, "kinds": names})
-
-
-def read_groups(path: Path) -> tuple[dict[str, Any], tuple[SizeGroup, ...]]:
-    """Read and validate ``kinds.json``: its content and the sizes it lists."""
-    if not is_mixed(path):
-        raise StoreError(f"'{path}' is not a mixed zoo: it has no {GROUPS_FILE}")
-    fields = Checksums(path).read_metadata(GROUPS_FILE, GROUPS_KIND)
-    fields.choice("task", TASKS)
-    fields.choice("seeds", (*SEED_KINDS, UNKNOWN_SEEDS))
-    names = fields.each("kinds", Fields.text)
-    if not names or len(set(names)) < len(names):
-        fields.refuse("kinds", "names of zoos, each once")
-    try:
-        return dict(fields.data), tuple(map(SizeGroup.from_name, names))
-    except ZooError as error:
-        raise StoreError(f"'{path / GROUPS_FILE}': 'kinds': {error}") from error

@@ -15,8 +15,11 @@ from transformer_nfn.zoo.store.folder import (
     check_fresh,
     check_outside_zoos,
     claim,
+    is_mixed,
+    read_groups,
+    write_groups,
 )
-from transformer_nfn.zoo.store.zoo import Zoo, is_mixed, read_groups, write_groups
+from transformer_nfn.zoo.store.zoo import Zoo
 from transformer_nfn.zoo.training.backends import describe_path
 from transformer_nfn.zoo.training.local_engine import run_local
 from transformer_nfn.zoo.training.plan import BuildOptions, Progress, make_plan
