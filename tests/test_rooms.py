@@ -152,13 +152,13 @@ BUDGETS = {
     ("spaces", "functional", "symmetry", "checkpoints"): 15_392,
     # 2026-11-20: predictors of users, zoos of arrays and published recipes stand beside two guards
     # and four types of the sizes of a network; the limit goes back below 12,340 without these.
-    ("zoo", "native_network", "prediction", "models", "networks"): 13_987,
+    ("zoo", "native_network", "prediction", "models", "networks"): 14_002,
     KERNELS: 1_776,
     ("paper", "report"): 2_534,
     ("io",): 2_910,  # 2026-11-20: models of a hub
     ("nn",): 1_276,
     ("cli",): 2_814,  # 2026-11-20: as above
-    EVERYTHING: 41_267,  # 2026-11-20: as above
+    EVERYTHING: 41_282,  # 2026-11-20: as above
 }
 """Code lines of packages: no docstrings, comments or blank lines; the kernels count apart."""
 SPARE = 0.02
