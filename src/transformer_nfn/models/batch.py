@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import accumulate
 from typing import Any, Self
 
@@ -32,6 +31,8 @@ class RowLayout:
     Attributes:
         shapes: of the tensors of one network, in the order of the row.
         description: of the network, where it is a checkpoint of a family.
+        places: where the numbers of each tensor stand in a row.
+        depth: number of blocks of a network of the zoo, whose names begin with ``blocks.``.
 
     >>> RowLayout({"W": (2, 3), "b": (3,)}).width
     9
@@ -39,22 +40,21 @@ class RowLayout:
 
     shapes: Mapping[str, tuple[int, ...]]
     description: Transformer | None = None
+    places: Mapping[str, slice] = field(init=False, repr=False, compare=False)
+    depth: int = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def places(self) -> dict[str, slice]:
-        """Where the numbers of each tensor stand in a row."""
+    def __post_init__(self) -> None:
         ends = [0, *accumulate(math.prod(shape) for shape in self.shapes.values())]
-        return {name: slice(*ends[i : i + 2]) for i, name in enumerate(self.shapes)}
+        places = {name: slice(*ends[i : i + 2]) for i, name in enumerate(self.shapes)}
+        blocks = {name.split(".")[1] for name in self.shapes if name.startswith("blocks.")}
+        # At once: a property that is computed later cannot be compiled.
+        object.__setattr__(self, "places", places)
+        object.__setattr__(self, "depth", len(blocks))
 
     @property
     def width(self) -> int:
         """Numbers in a row."""
         return max((place.stop for place in self.places.values()), default=0)
-
-    @cached_property
-    def depth(self) -> int:
-        """Number of blocks of a network of the zoo, whose names begin with ``blocks.``."""
-        return len({name.split(".")[1] for name in self.shapes if name.startswith("blocks.")})
 
     def part(self, name: str) -> int | None:
         """Numbers in the tensors below a prefix, such as ``classifier``; None without any."""
