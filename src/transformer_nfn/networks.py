@@ -84,8 +84,9 @@ class Network:
     @property
     def location(self) -> Location:
         """Where its files are; those of a row of a zoo of checkpoints are verified first."""
-        in_zoo = self.zoo is not None and self.zoo.named
-        return Location.of(self.zoo.folder(self.row) if self.zoo and in_zoo else self.name)
+        if self.zoo is None or not self.zoo.named:
+            return Location.of(self.name)
+        return Location.of(self.zoo.folder(self.row))
 
     def open_adapter(self) -> Adapter:
         """Open the adapter without its base."""

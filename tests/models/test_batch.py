@@ -115,25 +115,28 @@ def test_batches_of_several_sizes_are_joined() -> None:
     assert batch.weights.shape == (6, 19)
     assert not batch.weights[[0, 1, 5], 9:].any()
     expected = {0: {k: torch.cat([w, third[k]]) for k, w in first.items()}, 1: second}
-    for number, (layout, rows, named) in enumerate(batch.by_size()):
-        assert layout is batch.layouts[number]
+    for number, (rows, alone) in enumerate(batch.by_size()):
+        assert alone.layout is batch.layouts[number]
         assert rows.tolist() == [[0, 1, 5], [2, 3, 4]][number]
-        assert same(named, expected[number])
-        taken, alone = batch.of_size(number)
-        assert torch.equal(taken, rows)
+        assert alone.size.tolist() == [0] * 3
         assert same(alone.views, expected[number])
     few = batch[torch.tensor([4, 1, 2])]
-    found = {layout.width: (rows.tolist(), named["W"]) for layout, rows, named in few.by_size()}
+    found = {
+        alone.layout.width: (rows.tolist(), alone.views["W"]) for rows, alone in few.by_size()
+    }
     assert {width: rows for width, (rows, _) in found.items()} == {9: [1], 19: [0, 2]}
     assert torch.equal(found[19][1], second["W"][[2, 0]])
-    assert [layout.width for layout, *_ in batch[2:5].by_size()] == [19]
+    # A size that no network has is passed over, and the others keep their layouts.
+    ((rows, alone),) = batch[2:5].by_size()
+    assert (alone.layout.shapes, rows.tolist()) == (LARGE, [0, 1, 2])
+    assert same(alone.views, second)
 
 
 def test_a_batch_of_one_size_is_whole() -> None:
     named = tensors(3, 0, SMALL)
-    ((layout, rows, views),) = Batch.of(named).by_size()
-    assert (layout.shapes, rows) == (SMALL, slice(None))
-    assert same(views, named)
+    ((rows, alone),) = Batch.of(named).by_size()
+    assert (alone.layout.shapes, rows) == (SMALL, slice(None))
+    assert same(alone.views, named)
     twice = Batch.join([Batch.of(named), Batch.of(named)])
     assert len(twice.layouts) == 1
     assert same(twice.views, {name: torch.cat([w, w]) for name, w in named.items()})

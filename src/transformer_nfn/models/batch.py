@@ -72,8 +72,8 @@ class RowLayout:
         for name, place in self.places.items():
             if name.startswith(prefix):
                 view, shape = weights[..., place], self.shapes[name]
-                shaped = view if len(shape) == 1 else view.unflatten(-1, shape) if shape else None
-                tensors[name[len(prefix) :]] = view.squeeze(-1) if shaped is None else shaped
+                shaped = view.unflatten(-1, shape) if shape else view.squeeze(-1)
+                tensors[name[len(prefix) :]] = shaped
         return tensors
 
     def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -188,24 +188,17 @@ class Batch:
             for i in range(depth)
         ]
 
-    def by_size(self) -> Iterator[tuple[RowLayout, Rows, dict[str, Tensor]]]:
-        """Networks of each size: their layout, rows of the batch, and tensors ``[k, *shape]``."""
+    def by_size(self) -> Iterator[tuple[Rows, Self]]:
+        """Networks of each size that is there: their rows, and the batch of these alone."""
+        if len(self.layouts) == 1:  # not searched: a GPU need not be waited for
+            yield slice(None), self
+            return
         for number, layout in enumerate(self.layouts):
-            # A batch of one size is not searched: a GPU need not be waited for.
-            rows: Rows = slice(None)
-            if len(self.layouts) > 1:
-                rows = (self.size == number).nonzero().squeeze(-1)
-            weights = self.weights[rows]
-            if len(weights):
-                yield layout, rows, layout.views(weights)
-
-    def of_size(self, number: int) -> tuple[Rows, Self]:
-        """Rows of one of the sizes, and the batch of these alone."""
-        rows = (self.size == number).nonzero().squeeze(-1)
-        part = self[rows]
-        return rows, replace(
-            part, layouts=(self.layouts[number],), size=torch.zeros_like(part.size)
-        )
+            rows = (self.size == number).nonzero().squeeze(-1)
+            if len(rows):
+                part = self[rows]
+                width, size = part.weights[:, : layout.width], torch.zeros_like(part.size)
+                yield rows, replace(part, weights=width, layouts=(layout,), size=size)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Apply a function to every tensor of the batch, its sizes too."""

@@ -286,15 +286,14 @@ class OwnModule(Pretrained):
             table = cls._table(batch, space, tokens)
             return [(slice(None), table.to(batch.weights.device).float())]
         views: list[tuple[Rows, Any]] = []
-        for number, (layout, rows, tensors) in enumerate(batch.by_size()):
+        for rows, alone in batch.by_size():
             if reads == TENSORS:
-                views.append((rows, tensors))
+                views.append((rows, alone.views))
             elif reads == PACKED:
-                views.append((rows, batch.weights[rows][:, : layout.width]))
-            elif layout.description is None:
-                views.append((rows, Answers.of_built(batch, tokens)))
+                views.append((rows, alone.weights))
+            elif alone.layout.description is None:
+                views.append((rows, Answers.of_built(alone, tokens)))
             else:
-                alone = batch if len(batch.layouts) == 1 else batch.of_size(number)[1]
                 views.append((rows, Answers.of_checkpoints(alone)))
         return views
 

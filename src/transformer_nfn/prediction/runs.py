@@ -139,7 +139,9 @@ class RunRecord:
     @property
     def kind(self) -> str:
         """Kind of the zoo, one of `models.predictor.ZOOS`."""
-        return zoo_kind(self.zoo)
+        if "families" in self.zoo:
+            return CHECKPOINTS
+        return ARRAYS if "layout" in self.zoo else BUILT
 
     @property
     def architectures(self) -> list[Mapping[str, Any]]:
@@ -267,11 +269,6 @@ def _check_record(data: Mapping[str, Any], where: str) -> None:
             fields.refuse("seeds", "different seeds")
         _check_kept(fields, numbers, target)
         _check_summary(fields, target)
-
-
-def zoo_kind(zoo: Mapping[str, Any]) -> str:
-    """Kind of a zoo by its description in a record, one of `models.predictor.ZOOS`."""
-    return CHECKPOINTS if "families" in zoo else ARRAYS if "layout" in zoo else BUILT
 
 
 def _check_zoo(fields: Fields) -> None:

@@ -28,8 +28,6 @@ RESERVED = ("network", "family", "checksum", "bytes")
 """Columns of the index of a zoo, which no target may be called."""
 ARRAY_COLUMNS = ("network", "shard", "row", "checksum")
 """The same of a zoo of arrays."""
-WHOLE = ("bytes", "row", "checksum")
-"""Those of whole numbers; the checksum of a checkpoint is text."""
 LONGEST_NAME = 240
 TEST_ACCURACY = "test_accuracy"
 """Column of the accuracies of a built zoo."""

@@ -213,10 +213,12 @@ class WholeCheckpoint(WholeNetwork):
         """
         data: Any = train[0]
         if not self.language:
-            each = []
-            for number in data.network.size.unique().tolist():  # CUDA graphs need one size
-                rows, alone = data.network.of_size(number)
-                each.append(replace(data.take(rows), network=alone))
+            # CUDA graphs need one size.
+            places = torch.arange(len(data), device=data.accuracy.device)
+            each = [
+                replace(data.take(places[rows]), network=alone)
+                for rows, alone in data.network.by_size()
+            ]
             super().search_probes(each, seed, steps, per_group)
         elif self.causal and isinstance(self.probes, TokenProbes):
             ids = self.ids

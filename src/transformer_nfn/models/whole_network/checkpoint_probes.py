@@ -117,10 +117,11 @@ def checkpoint_outputs(
         read: takes logits ``[n, inputs, …]`` to features ``[n, …]``.
     """
     parts, order = [], []
-    for layout, rows, tensors in batch.by_size():
-        assert layout.description is not None
+    for rows, alone in batch.by_size():
+        description, tensors = alone.layout.description, alone.views
+        assert description is not None
         # No probe holds a token that is dropped.
-        plain = replace(layout.description, dropped_token=None)
+        plain = replace(description, dropped_token=None)
         run = vmap(lambda weights, x, d=plain: _logits(d, weights, x, ids), in_dims=(0, None))
         count = len(next(iter(tensors.values())))
         numbers = len(inputs) * (plain.vocab or 1) * inputs.shape[1]

@@ -16,7 +16,7 @@ from transformer_nfn.errors import needs_extra
 from transformer_nfn.io.files import import_arrow, read_parquet
 from transformer_nfn.io.json_fields import Fields, parse_object
 from transformer_nfn.zoo.errors import StoreError, ZooError
-from transformer_nfn.zoo.targets import ARRAY_COLUMNS, RESERVED, WHOLE, as_column, check_name
+from transformer_nfn.zoo.targets import ARRAY_COLUMNS, RESERVED, as_column, check_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -220,18 +220,19 @@ def _check_shards(shards: object, columns: Mapping[str, np.ndarray], where: str)
         raise StoreError(f"{where}: shard {min(missing)!r} has no checksum")
 
 
+def whole(name: str, reserved: Sequence[str]) -> bool:
+    """Whether a column of the zoo's own holds whole numbers; checksums of checkpoints are text."""
+    return name in ("bytes", "row") or (name == "checksum" and "shard" in reserved)
+
+
 def table_bytes(table: Mapping[str, np.ndarray], reserved: Sequence[str] = RESERVED) -> bytes:
     """The index of a zoo of a user as the bytes of a Parquet file; see `read_table`."""
     pa, pq = arrow()
     columns = {}
     for name, column in table.items():
-        place = name in reserved and name in WHOLE
-        text = (name in reserved and not place) or column.dtype == object
-        whole = place and (not text or not len(column))
-        text &= not whole
-        columns[name] = pa.array(
-            column.tolist(), pa.string() if text else pa.int64() if whole else None
-        )
+        kind = pa.string() if name in reserved or column.dtype == object else None
+        kind = pa.int64() if name in reserved and whole(name, reserved) else kind
+        columns[name] = pa.array(column.tolist(), kind)
     out = io.BytesIO()
     pq.write_table(pa.table(columns), out, compression="zstd")
     return out.getvalue()
@@ -257,8 +258,10 @@ def read_table(data: bytes, where: str) -> dict[str, np.ndarray]:
     for name, column in table.items():
         text = column.dtype == object and all(isinstance(v, str) for v in column.tolist())
         number = column.dtype != object and not bool(np.isinf(column).any())
-        kept = text or column.dtype == np.int64 if name in WHOLE else text
-        if not (kept or not len(column) if name in reserved else text or number):
+        valid = text or number
+        if name in reserved and len(column):
+            valid = column.dtype == np.int64 if whole(name, reserved) else text
+        if not valid:
             raise StoreError(f"{where}: column '{name}' expected numbers, or text, of one type")
     names = table["network"].tolist()
     if len(set(names)) < len(names):

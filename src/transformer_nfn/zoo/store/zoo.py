@@ -674,8 +674,7 @@ def _open_named(path: Path) -> Zoo:
     if missing := {*table.get("shard", np.array([])).tolist()} - {*headers}:
         raise StoreError(f"'{path / INDEX}': zoo.json has no shard '{min(missing)}'")
     if tuple(table)[: len(ARRAY_COLUMNS)] != ARRAY_COLUMNS:
-        names = ', '.join(ARRAY_COLUMNS)
-        raise StoreError(f"{path / INDEX}: expected the columns {names} first")
+        raise StoreError(f"{path / INDEX}: expected the columns {', '.join(ARRAY_COLUMNS)} first")
     return Zoo(path, dict(fields.data), table, PackedRows(path, layout, headers, table))
 
 
